@@ -39,7 +39,8 @@ class Proxy(BaseHTTPRequestHandler):
             self.close_connection = True
             self.connection.shutdown(socket.SHUT_RDWR)
             return
-        status, headers, body = (503, {}, b"busy") if fault == "busy" else self._forwarded()
+        refusal = {"busy": 503, "denied": 403}.get(fault)
+        status, headers, body = self._forwarded() if refusal is None else (refusal, {}, fault.encode())
         self.send_response(status)
         for name in ("ETag", "Last-Modified", "Content-Type"):
             if name in headers:
@@ -63,7 +64,7 @@ class Store:
 
     Attributes:
         latency_s: Of each read of an object.
-        fault: ``"none"``, ``"busy"``, ``"cut"`` or ``"drop"``, by the number of the read.
+        fault: ``"none"``, ``"busy"``, ``"denied"``, ``"cut"`` or ``"drop"``, by the number of the read.
         reads: How often each path was read.
     """
 

@@ -5,23 +5,26 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import os
-import tempfile
+import re
+import secrets
 import threading
 import time
 from typing import Final
 
 _KEPT_SHARE: Final = 0.9  # of the bound, after files were removed
-_TEMPORARY: Final = ".part"
+_COUNTED_SHARE: Final = 0.05  # of the bound: files are counted when a process has added so many bytes
+_OWN: Final = re.compile(r"[0-9a-f]{38}|.*\.part")  # what the cache calls its files, whole and being written
 
 
 class DiskCache:
     """A folder of files by name; those not read for longest are removed.
 
-    Several processes may share it, so that a file may be removed at any time. Thread-safe.
+    Several processes may share it, so that a file may be removed at any time. Thread-safe. Other files in the folder
+    are neither counted nor removed.
 
     Args:
         folder: Made if there is none.
-        max_bytes: Of all files; other processes may exceed it for a moment.
+        max_bytes: Of all files; each further process that adds some may exceed it by a twentieth.
     """
 
     def __init__(self, folder: str | os.PathLike[str], max_bytes: int) -> None:
@@ -29,20 +32,26 @@ class DiskCache:
         self._max_bytes = max_bytes
         self._lock = threading.Lock()
         os.makedirs(folder, exist_ok=True)
-        self._bytes = sum(size for _, size, _ in self._files())
+        self._counted: int | None = None  # bytes of all files, when they were counted
+        self._added = 0  # since then, by this process
 
     def path_of(self, name: str, size: int | None = None) -> str | None:
         """Return a file's path, and note that it is read.
 
-        ``None`` if there is no such file, or it has another size.
+        ``None`` if there is no such file, it has another size, or it is empty and no size is known: after a crash of
+        the machine files may be.
         """
         path = self._path(name)
         try:
             about = os.stat(path)
+            if about.st_size != size and (size is not None or about.st_size == 0):
+                return None
             os.utime(path, ns=(time.time_ns(), about.st_mtime_ns))  # it is the same file still for those who index it
-        except OSError:
+        except FileNotFoundError:
             return None
-        return path if size is None or about.st_size == size else None
+        except OSError:  # another user's, or on a disk that is only read
+            return path if os.access(path, os.R_OK) else None
+        return path
 
     def put(self, name: str, data: bytes) -> None:
         """Keep a file, unless the disk refuses. Others see all or nothing."""
@@ -50,19 +59,23 @@ class DiskCache:
             return
         path = self._path(name)
         with contextlib.suppress(OSError):
-            os.makedirs(folder := os.path.dirname(path), exist_ok=True)
-            descriptor, temporary = tempfile.mkstemp(_TEMPORARY, dir=folder)
+            os.makedirs(os.path.dirname(path), exist_ok=True)
+            temporary = f"{path}.{secrets.token_hex(8)}.part"
             try:
-                with os.fdopen(descriptor, "wb") as file:
+                with open(temporary, "xb") as file:
                     file.write(data)
                 os.replace(temporary, path)
             except BaseException:
                 os.unlink(temporary)
                 raise
             with self._lock:
-                self._bytes += len(data)
-                if self._bytes > self._max_bytes:
-                    self._remove_oldest()
+                self._added += len(data)
+                if (
+                    self._counted is None
+                    or self._counted + self._added > self._max_bytes
+                    or self._added > _COUNTED_SHARE * self._max_bytes
+                ):
+                    self._count()
 
     def _path(self, name: str) -> str:
         digest = hashlib.blake2b(name.encode("utf-8", "surrogateescape"), digest_size=20).hexdigest()
@@ -71,18 +84,24 @@ class DiskCache:
     def _files(self) -> list[tuple[float, int, str]]:
         """When each file was last read, its bytes and path."""
         found = []
-        for folder, _, names in os.walk(self._folder):
-            for name in names:
-                with contextlib.suppress(OSError):  # another process has removed it
-                    about = os.stat(path := os.path.join(folder, name))
-                    found.append((about.st_atime, about.st_size, path))
+        for number in range(256):
+            with contextlib.suppress(OSError), os.scandir(f"{self._folder}/{number:02x}") as entries:
+                for entry in entries:
+                    if _OWN.fullmatch(entry.name):
+                        with contextlib.suppress(OSError):  # another process has removed it
+                            about = entry.stat(follow_symlinks=False)
+                            found.append((about.st_atime, about.st_size, entry.path))
         return found
 
-    def _remove_oldest(self) -> None:
-        files = sorted(self._files(), reverse=True)
-        self._bytes = sum(size for _, size, _ in files)
-        while files and self._bytes > _KEPT_SHARE * self._max_bytes:
+    def _count(self) -> None:
+        """Count the bytes of all files; remove the oldest if these are too many."""
+        files = self._files()
+        self._counted, self._added = sum(size for _, size, _ in files), 0
+        if self._counted <= self._max_bytes:
+            return
+        files.sort(reverse=True)
+        while files and self._counted > _KEPT_SHARE * self._max_bytes:
             _, size, path = files.pop()
             with contextlib.suppress(OSError):
                 os.unlink(path)
-            self._bytes -= size
+            self._counted -= size

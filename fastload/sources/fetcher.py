@@ -15,10 +15,10 @@ Each request in flight has a thread: obstore's calls that block take half the ti
 
 from __future__ import annotations
 
-import contextlib
 import os
 import pickle
 import random
+import resource
 import socket
 import struct
 import sys
@@ -49,6 +49,7 @@ _BACKOFF_S: Final = 0.1
 _BACKOFF_MAX_S: Final = 8.0
 _STACK_BYTES: Final = 1 << 20  # of a thread
 _PIECES_MAX: Final = 512  # of one write; systems take 1024
+_REFUSALS: Final = ("PermissionDeniedError", "UnauthenticatedError")  # of obstore, and no builtin types
 
 
 @dataclass(frozen=True, slots=True)
@@ -196,8 +197,15 @@ class Fetcher:
         with self._lock:
             missing = min(self._limit.limit, self._unfinished) - self._threads
             self._threads += max(0, missing)
-        for _ in range(missing):
-            threading.Thread(target=self._work, daemon=True).start()
+        for started in range(missing):
+            try:
+                threading.Thread(target=self._work, daemon=True).start()
+            except RuntimeError:  # the system allows no more; tried again when something is asked for
+                with self._lock:
+                    self._threads -= missing - started
+                    if self._threads == 0:
+                        raise
+                return
 
     def _work(self) -> None:
         while True:
@@ -223,9 +231,9 @@ class Fetcher:
             return self._store
         try:
             data = self._list() if task.wanted is None else self._object(*task.wanted[:2])
-        except (FileNotFoundError, PermissionError) as error:
-            return self._named(error, task)
         except Exception as error:  # noqa: BLE001 - any error of the store; raised in the sample's turn
+            if _kind_of(error) is not OSError:
+                return self._named(error, task)
             with self._lock:
                 self._limit.failed(time.monotonic())
             if task.attempt == self._setup.retries:
@@ -247,7 +255,11 @@ class Fetcher:
         task.attempt += 1
         timer = threading.Timer(delay_s, self._put, ([task],))
         timer.daemon = True
-        timer.start()
+        try:
+            timer.start()
+        except RuntimeError:  # the system allows no more threads
+            time.sleep(delay_s)
+            self._put([task])
 
     def _done(self, task: _Wanted, entry: Any) -> None:
         batch = task.batch
@@ -285,13 +297,16 @@ class Fetcher:
     def _named(self, error: BaseException, task: _Wanted) -> Exception:
         """Make an error of a builtin type that names the object."""
         url = self._setup.url if task.wanted is None else f"{self._setup.url}/{task.wanted[0]}"
-        kind = (
-            next(known for known in (FileNotFoundError, PermissionError, OSError) if issubclass(known, type(error)))
-            if isinstance(error, OSError)
-            else OSError
-        )
+        kind = _kind_of(error)
         text = str(error).partition("\n")[0]
         return kind(f"{url} cannot be read: {text}" if text else f"{url} cannot be read: {type(error).__name__}")
+
+
+def _kind_of(error: BaseException) -> type[OSError]:
+    """Return the builtin type of an error; those but ``OSError`` are not tried again."""
+    if type(error).__name__ in _REFUSALS:
+        return PermissionError
+    return next((kind for kind in (FileNotFoundError, PermissionError) if isinstance(error, kind)), OSError)
 
 
 def _as_bytes(entry: Any) -> tuple[int, Any]:
@@ -349,14 +364,23 @@ def _store_of(setup: Setup) -> Any:
 
 
 def main() -> None:
-    """Answer requests until standard input ends."""
-    setup: Setup = pickle.load(sys.stdin.buffer)
-    threading.stack_size(_STACK_BYTES)
-    with contextlib.suppress(KeyboardInterrupt, EOFError):
+    """Answer requests until standard input ends, then end the process.
+
+    Its threads may be waiting for the store.
+    """
+    try:
+        _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))  # each request in flight has a connection
+        setup: Setup = pickle.load(sys.stdin.buffer)
+        threading.stack_size(_STACK_BYTES)
         fetcher = Fetcher(setup, _store_of(setup), _Answers(int(sys.argv[1])).write)
         while True:
             fetcher.take(*pickle.load(sys.stdin.buffer))
-    os._exit(0)  # threads are waiting for the store
+    except (KeyboardInterrupt, EOFError, pickle.UnpicklingError):  # it may end within a message
+        os._exit(0)
+    except BaseException:  # noqa: BLE001 - any
+        traceback.print_exc()
+        os._exit(1)
 
 
 if __name__ == "__main__":

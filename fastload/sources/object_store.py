@@ -43,8 +43,10 @@ class ObjectStoreImageFolder(Dataset[tuple[Any, Any]]):
             requests. There is one of those for every four cores, at most four.
         retries: Of a request that fails with anything but a missing object or permission, with back-off: about 0.1 s,
             then twice as long each time, up to 8 s. A body that is shorter than announced is such a failure.
-        cache_dir: Where objects are kept on a disk; other processes may use the same.
-        max_cache_bytes: Most bytes there; what was not read for longest is removed.
+        cache_dir: Where objects are kept on a disk; other processes may use the same. Objects of ``keys`` are not
+            requested again when they have changed.
+        max_cache_bytes: Most bytes there, and a twentieth more for each further process of requests that adds some;
+            what was not read for longest is removed.
         options: Further arguments of ``obstore.store.from_url``, such as ``config`` and ``client_options``.
 
     Attributes:
@@ -99,7 +101,8 @@ class ObjectStoreImageFolder(Dataset[tuple[Any, Any]]):
         self.class_to_idx = {name: number for number, name in enumerate(self.classes)}
         self.samples = [(key, self.class_to_idx[key.partition("/")[0]]) for key, _, _ in found]
         self.imgs, self.targets = self.samples, [target for _, target in self.samples]
-        self._about = [(size, etag) for _, size, etag in found]
+        # By key, as samples may be taken out or put in another order.
+        self._about = {key: (size, etag) for key, size, etag in found if size is not None}
 
     def _listed(self) -> list[tuple[str, int, str | None]]:
         if urlsplit(self.root).scheme in _NOT_LISTED:
@@ -148,7 +151,7 @@ class ObjectStoreImageFolder(Dataset[tuple[Any, Any]]):
         """Ask for samples' encoded images and targets. Does not block."""
         indices, made = list(indices), Future[list[Any]]()
         wanted = [self.samples[index] for index in indices]
-        asked = self._asked().ask([(self.samples[i][0], *self._about[i]) for i in indices])
+        asked = self._asked().ask([(key, *self._about.get(key, (None, None))) for key, _ in wanted])
 
         def finish(answer: Future[Any]) -> None:
             if answer.cancelled() or not made.set_running_or_notify_cancel():

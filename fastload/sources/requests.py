@@ -13,6 +13,7 @@ import sys
 import threading
 import weakref
 from concurrent.futures import Future
+from queue import SimpleQueue
 from typing import TYPE_CHECKING, Any, Final, TypeAlias, cast
 
 from fastload.sources.fetcher import ENTRY, HEADER, KEPT, LIST, OBJECT
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
 
 Answer: TypeAlias = "Future[list[memoryview | str | Exception]]"
 _JOIN_S: Final = 5.0
+_COPIED_BYTES: Final = 1 << 24  # at most, of a file; one read takes 2 GB
 
 
 class Requests:
@@ -36,38 +38,48 @@ class Requests:
     """
 
     def __init__(self, setup: Setup) -> None:
+        first = pickle.dumps(setup)
         self._answers, theirs = socket.socketpair()
         with theirs:
             self._process = subprocess.Popen(
-                [sys.executable, "-m", "fastload.sources.fetcher", str(theirs.fileno())],
+                # -P: a file of the current folder may be called as a module of Python's
+                [sys.executable, "-P", "-m", "fastload.sources.fetcher", str(theirs.fileno())],
                 stdin=subprocess.PIPE,
                 pass_fds=[theirs.fileno()],
                 env={**os.environ, "PYTHONPATH": os.pathsep.join(path or os.getcwd() for path in sys.path)},
+                process_group=0,  # so that Ctrl-C does not end it: the program may handle that and go on
             )
         self._pending: dict[int, Answer] = {}
         self._numbers = itertools.count()
-        self._lock = threading.Lock()
-        reader = threading.Thread(
-            target=_take_answers,
-            args=(self._answers, self._process, self._pending),
-            name="fastload-requests",
-            daemon=True,
-        )
-        self.close = weakref.finalize(self, _close, os.getpid(), self._process, self._answers, reader)
-        reader.start()
-        self._send(setup)
+        self._messages: SimpleQueue[bytes | None] = SimpleQueue()
+        self._messages.put(first)
+        threads = [
+            threading.Thread(target=target, args=(way, self._process, self._pending), name=name, daemon=True)
+            for target, way, name in (
+                (_take_answers, self._answers, "fastload-requests-reader"),
+                (_send_messages, self._messages, "fastload-requests-sender"),
+            )
+        ]
+        self.close = weakref.finalize(self, _close, os.getpid(), self._process, self._answers, self._messages, threads)
+        for thread in threads:
+            thread.start()
 
     def ask(self, objects: Sequence[tuple[str, int | None, str | None]] | str) -> Answer:
         """Ask for objects: key, and size and entity tag as far as they are known.
+
+        Does not block.
 
         Returns:
             For each its bytes, the path of its file in the cache, or an error that names it. Cancelling it ends the
             requests.
         """
         number, answer = next(self._numbers), Future[Any]()
+        message = pickle.dumps((number, objects))
         self._pending[number] = answer
         answer.add_done_callback(lambda done: self._cancelled(number) if done.cancelled() else None)
-        self._send((number, objects))
+        self._messages.put(message)
+        if not self.close.alive:
+            _fail(self._process, self._pending)
         return answer
 
     def list(self) -> list[tuple[str, int, str | None]]:
@@ -79,25 +91,37 @@ class Requests:
         return listed
 
     def _cancelled(self, number: int) -> None:
-        if self._pending.pop(number, None) is not None:
-            self._send((number, None))
+        """Tell the process.
 
-    def _send(self, message: Any) -> None:
+        Called in any thread, and by a garbage collection within any other call.
+        """
+        if self._pending.pop(number, None) is not None:
+            self._messages.put(pickle.dumps((number, None)))
+
+
+def _send_messages(
+    messages: SimpleQueue[bytes | None], process: subprocess.Popen[bytes], pending: dict[int, Answer]
+) -> None:
+    pipe: Any = process.stdin
+    while (message := messages.get()) is not None:
         try:
-            with self._lock:
-                pipe: Any = self._process.stdin
-                pipe.write(pickle.dumps(message))
-                pipe.flush()
+            pipe.write(message)
+            pipe.flush()
         except (OSError, ValueError):  # it has ended
-            _fail(self._process, self._pending)
+            _fail(process, pending)
 
 
 def _take_answers(answers: socket.socket, process: subprocess.Popen[bytes], pending: dict[int, Answer]) -> None:
+    cause = None
     try:
         while True:
             _take_answer(answers, pending)
-    except (EOFError, ValueError, OSError):
-        _fail(process, pending)
+    except EOFError:
+        pass
+    except Exception as error:  # noqa: BLE001 - raised where answers are waited for
+        cause = f"{type(error).__name__}: {error}"
+    process.kill()  # no more answers are taken
+    _fail(process, pending, cause)
 
 
 def _take_answer(answers: socket.socket, pending: dict[int, Answer]) -> None:
@@ -106,11 +130,13 @@ def _take_answer(answers: socket.socket, pending: dict[int, Answer]) -> None:
     A function, as the thread must not hold on to an answer or error: both refer to the owner.
     """
     header, files, _, _ = socket.recv_fds(answers, HEADER.size, 1)
-    if not files:
+    if not header:
         raise EOFError
+    if not files:
+        raise OSError("no file descriptor is left for it; raise the limit, ulimit -n")
     with open(files[0], "rb", buffering=0) as file:
         number, count = HEADER.unpack(header)
-        data = memoryview(mmap.mmap(file.fileno(), 0, prot=mmap.PROT_READ) if count else b"")
+        data = memoryview(_content(file.fileno(), count))
     begin, entries = count * ENTRY.size, []
     for kind, size in ENTRY.iter_unpack(data[:begin]):
         entries.append(_entry(kind, data[begin : begin + size]))
@@ -120,35 +146,54 @@ def _take_answer(answers: socket.socket, pending: dict[int, Answer]) -> None:
         answer.set_result(entries)
 
 
+def _content(descriptor: int, count: int) -> bytes | mmap.mmap:
+    """Map a file, or copy one of a single object.
+
+    A program may keep thousands of these, and a map has a descriptor.
+    """
+    size = os.fstat(descriptor).st_size
+    if count <= 1 and size <= _COPIED_BYTES:
+        return os.pread(descriptor, size, 0)
+    return mmap.mmap(descriptor, size, prot=mmap.PROT_READ)
+
+
 def _entry(kind: int, data: memoryview) -> memoryview | str | Exception:
     if kind == OBJECT:
         return data
     return os.fsdecode(bytes(data)) if kind == KEPT else cast("Exception", pickle.loads(data))
 
 
-def _fail(process: subprocess.Popen[bytes], pending: dict[int, Answer]) -> None:
-    """Give all who wait an error, as the process has ended."""
+def _fail(process: subprocess.Popen[bytes], pending: dict[int, Answer], cause: str | None = None) -> None:
+    """Give an error to all who wait, as the process or its answers have ended."""
     with contextlib.suppress(subprocess.TimeoutExpired):
         process.wait(_JOIN_S)
-    while pending:
-        _, answer = pending.popitem()
-        if answer.set_running_or_notify_cancel():
-            answer.set_exception(
-                RuntimeError(
-                    f"the process that reads objects has ended (exit code {process.returncode}); see its output"
-                )
-            )
+    text = f"the process that reads objects has ended (exit code {process.returncode}); see its output"
+    if cause is not None:
+        text = f"an answer of the process that reads objects cannot be taken: {cause}"
+    with contextlib.suppress(KeyError):  # none is left; the other thread may take some
+        while True:
+            _, answer = pending.popitem()
+            if answer.set_running_or_notify_cancel():
+                answer.set_exception(RuntimeError(text))
 
 
-def _close(owner: int, process: subprocess.Popen[bytes], answers: socket.socket, reader: threading.Thread) -> None:
+def _close(
+    owner: int,
+    process: subprocess.Popen[bytes],
+    answers: socket.socket,
+    messages: SimpleQueue[bytes | None],
+    threads: list[threading.Thread],
+) -> None:
     if os.getpid() != owner:  # a forked child, whose process it is not
         return
     process.kill()
     process.wait()
+    messages.put(None)
     with contextlib.suppress(OSError):
         answers.shutdown(socket.SHUT_RDWR)  # a process forked meanwhile may hold the other end
-    if reader is not threading.current_thread():
-        reader.join(_JOIN_S)
+    for thread in threads:
+        if thread is not threading.current_thread():
+            thread.join(_JOIN_S)
     answers.close()
     if process.stdin is not None:
         with contextlib.suppress(OSError):  # what was not yet written

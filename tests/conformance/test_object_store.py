@@ -74,6 +74,13 @@ def test_classes_and_samples_are_those_of_the_folder(store, folder):
     assert len(ours) == len(theirs) == COUNT + 1
 
 
+def test_samples_may_be_taken_out_and_put_in_another_order(store, folder):
+    ours, theirs = dataset(store, retries=0), ImageFolder(folder)
+    ours.samples = [*ours.samples[::-2], ours.samples[0]]
+    files = [Path(path).read_bytes() for path, _ in [*theirs.samples[::-2], theirs.samples[0]]]
+    assert [bytes(source) for source, _ in ours.encoded_many(range(len(ours))).result()] == files
+
+
 def test_same_batches_natively(store, folder):
     data = dataset(store)
     assert_same(batches(FastLoader, data, engine="native"), folder)
@@ -116,6 +123,13 @@ def test_a_store_that_only_fails_is_an_error_with_the_key(store, fault):
     with pytest.raises(OSError, match=r"s3://bucket/class0/000.jpg cannot be read: "):
         dataset(store, retries=1).encoded(0)
     assert sum(store.reads.values()) == 2
+
+
+def test_a_refusal_is_an_error_at_once(store):
+    store.set(fault=lambda number: "denied")
+    with pytest.raises(PermissionError, match=r"s3://bucket/class0/000.jpg cannot be read: "):
+        dataset(store).encoded(0)
+    assert sum(store.reads.values()) == 1
 
 
 @pytest.mark.parametrize(("engine", "workers"), [("native", 1), ("torch", 0)])

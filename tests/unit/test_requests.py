@@ -4,14 +4,19 @@ from __future__ import annotations
 
 import gc
 import os
+import pickle
+import resource
+import signal
+import socket
 import subprocess
 import sys
+import threading
 import time
+from types import SimpleNamespace
 
 import pytest
 
 from fastload.sources import ObjectStoreImageFolder, object_store, requests
-from fastload.sources.disk_cache import DiskCache
 from fastload.sources.fetcher import Setup, _store_of, _write_all
 
 pytest.importorskip("obstore")
@@ -78,6 +83,55 @@ def test_an_answer_that_cannot_be_sent_ends_the_process():
     assert "no descriptor is left" in ended.stderr
 
 
+def test_the_process_may_open_as_many_files_as_the_system_allows(tmp_path):
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (hard - 1, hard))
+    try:
+        stored = stored_in(tmp_path)
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+    assert resource.prlimit(stored._requests[1][0]._process.pid, resource.RLIMIT_NOFILE) == (hard, hard)
+
+
+def test_threads_that_cannot_be_started_are_done_without():
+    code = """if True:
+        import os, threading
+        from fastload.sources.fetcher import ENTRY, OBJECT, Fetcher, Setup
+        start, left, tried, answers, done = threading.Thread.start, [2], set(), [], threading.Event()
+        def limited(thread):
+            if not left[0]:
+                raise RuntimeError("can't start new thread")
+            left[0] -= 1
+            start(thread)
+        def object_of(key, size):  # fails at first
+            if key not in tried:
+                raise OSError(tried.add(key))
+            return key.encode()
+        def write(header, pieces):
+            answers.append(pieces)
+            done.set()
+        threading.Thread.start = limited
+        fetcher = Fetcher(Setup("", {}, 8, 1, None, 0), None, write)
+        fetcher._object = object_of
+        fetcher.take(1, [("a", None, None), ("b", None, None), ("c", None, None)])
+        done.wait(30)
+        os._exit(answers != [[ENTRY.pack(OBJECT, 1)] * 3 + [b"a", b"b", b"c"]])
+    """
+    ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+    assert (ended.returncode, ended.stderr) == (0, "")
+
+
+def test_the_process_ends_without_a_word_when_its_input_does():
+    """That may be within a message: who asks was killed while it wrote."""
+    told = pickle.dumps(Setup("file:///", {}, None, 0, None, 1))
+    for message in (b"", told[:9], told, told + told[:9]):
+        command = [sys.executable, "-m", "fastload.sources.fetcher", "0"]
+        with socket.socketpair()[0] as answers:
+            command[-1] = str(answers.fileno())
+            ended = subprocess.run(command, input=message, capture_output=True, pass_fds=[answers.fileno()], timeout=60)
+        assert (ended.returncode, ended.stdout, ended.stderr) == (0, b"", b"")
+
+
 def test_closing_does_not_wait_for_the_answers_end_that_a_child_holds(tmp_path, monkeypatch):
     held, start = [], subprocess.Popen
 
@@ -94,15 +148,75 @@ def test_closing_does_not_wait_for_the_answers_end_that_a_child_holds(tmp_path, 
         os.close(descriptor)
 
 
-def test_what_was_not_read_for_longest_is_removed(tmp_path):
-    cache = DiskCache(tmp_path / "cache", 40)
-    for number, name in enumerate("abc"):
-        cache.put(name, b"0123456789")
-        os.utime(cache.path_of(name), ns=(number, number))
-    cache.path_of("a")
-    cache.put("d", b"0123456789")
-    cache.put("e", b"0123456789")
-    assert [name for name in "abcde" if cache.path_of(name)] == ["a", "d", "e"]
+def test_an_answer_may_be_cancelled_at_any_moment_while_another_is_asked_for(tmp_path, monkeypatch):
+    """As a garbage collection does it, which may begin within any call."""
+    stored = stored_in(tmp_path)
+    process = stored._requests[1][0]._process
+    os.kill(process.pid, signal.SIGSTOP)
+    first, was_cancelled = stored.encoded_many([1]), []
+
+    def collects(message):
+        was_cancelled.append(first.cancel())
+        os.kill(process.pid, signal.SIGCONT)
+        return pickle.dumps(message)
+
+    monkeypatch.setattr(requests, "pickle", SimpleNamespace(dumps=collects, loads=pickle.loads))
+    found = []
+    thread = threading.Thread(target=lambda: found.append(stored.encoded(2)), daemon=True)
+    thread.start()
+    thread.join(20)
+    assert was_cancelled
+    assert [bytes(data) for data, _ in found] == [b"2"]
+
+
+def test_asking_does_not_wait_for_the_process(tmp_path):
+    stored = stored_in(tmp_path)
+    process = stored._requests[1][0]._process
+    os.kill(process.pid, signal.SIGSTOP)
+    answers = []
+    thread = threading.Thread(target=lambda: answers.extend(stored.encoded_many([3] * 100) for _ in range(300)))
+    thread.start()
+    thread.join(20)
+    is_blocked = thread.is_alive()
+    os.kill(process.pid, signal.SIGCONT)
+    thread.join()
+    assert not is_blocked
+    assert {bytes(data) for answer in answers for data, _ in answer.result()} == {b"3"}
+
+
+def test_an_answer_that_cannot_be_taken_is_an_error_and_no_later_one_is_waited_for(tmp_path):
+    stored = stored_in(tmp_path)
+    stored.encoded(0)
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    os.close(free := os.dup(0))
+    resource.setrlimit(resource.RLIMIT_NOFILE, (free, hard))
+    try:
+        answer = stored.encoded_many([1])
+        with pytest.raises(RuntimeError, match="cannot be taken: OSError: no file descriptor is left"):
+            answer.result(20)
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+    with pytest.raises(RuntimeError, match="the process that reads objects has ended"):
+        stored.encoded_many([2]).result(20)
+
+
+def test_what_is_asked_after_the_end_is_an_error(tmp_path):
+    stored = stored_in(tmp_path)
+    stored._requests[1][0].close()
+    with pytest.raises(RuntimeError, match="the process that reads objects has ended"):
+        stored.encoded_many([2]).result(20)
+
+
+def test_ctrl_c_at_a_terminal_does_not_reach_it(tmp_path):
+    """Else a program that handles it, and ends after the epoch, would fail."""
+    assert os.getpgid(stored_in(tmp_path)._requests[1][0]._process.pid) != os.getpgrp()
+
+
+def test_modules_of_python_are_not_taken_from_the_current_folder(tmp_path, monkeypatch):
+    (tmp_path / "queue.py").write_text("raise SystemExit(7)")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", [path for path in sys.path if path])
+    assert stored_in(tmp_path).encoded(4)[0] == b"4"
 
 
 def test_no_descriptor_or_memory_stays(tmp_path):
@@ -115,6 +229,15 @@ def test_no_descriptor_or_memory_stays(tmp_path):
     assert len(os.listdir("/proc/self/fd")) == before
     stored._requests[1][0].close()
     assert len(os.listdir("/proc/self/fd")) == before - 2  # the socket, and the pipe of requests
+
+
+def test_objects_that_are_kept_have_no_descriptor(tmp_path):
+    """Else a program that reads a thousand one by one would have none left."""
+    stored = stored_in(tmp_path)
+    before = len(os.listdir("/proc/self/fd"))
+    kept = [stored.encoded(number % 9)[0] for number in range(30)]
+    assert len(os.listdir("/proc/self/fd")) == before
+    assert [bytes(data) for data in kept] == [b"%d" % (number % 9) for number in range(30)]
 
 
 def test_several_take_turns_and_end_with_their_dataset(tmp_path, monkeypatch):

@@ -27,7 +27,7 @@ def digest_of(indices: Any) -> int:
             numbers = np.asarray(array("q", several))
         except (TypeError, OverflowError):
             return zlib.crc32(repr(indices).encode()) + 1 if _is_plain(indices) else 0
-    return zlib.crc32(numbers) + 1
+    return zlib.crc32(numbers.tobytes()) + 1
 
 
 def _is_plain(value: Any) -> bool:

@@ -156,6 +156,16 @@ def place_across(rows: list[list[str]], segments: list[tuple[str, str]]) -> dict
     return x
 
 
+def in_rows(names: list[str], width: float) -> list[list[str]]:
+    """Fill rows with boxes, as many as have room beside each other."""
+    rows: list[list[str]] = [[]]
+    for name in names:
+        if rows[-1] and sum(width_of(each) + GAP for each in rows[-1]) + width_of(name) > width:
+            rows.append([])
+        rows[-1].append(name)
+    return rows
+
+
 def draw(package: Path) -> str:
     """Draw the layers as an SVG picture."""
     edges = arrows(package)
@@ -175,16 +185,17 @@ def draw(package: Path) -> str:
             path += f" V{y[b] + HEIGHT / 2:.0f}" if "@" in b else ""
         lines.append(f'  <path class="a" d="{path}"><title>{label(above)} imports {label(below)}</title></path>')
     top = len(rows) * ROW + 6
-    foundation = [LAYERS[-1][:4], LAYERS[-1][4:]]
-    boxes.append(f'  <rect class="z" x="10" y="{top}" width="{WIDTH - 20}" height="122" rx="8"/>')
+    foundation = in_rows(LAYERS[-1], WIDTH - 40)
+    tall = 34 + 44 * len(foundation)
+    boxes.append(f'  <rect class="z" x="10" y="{top}" width="{WIDTH - 20}" height="{tall}" rx="8"/>')
     boxes.append(f'  <text class="t" x="{WIDTH / 2:.0f}" y="{top + 20}">imported by any of the others</text>')
     for number, names in enumerate(foundation):
-        room = (WIDTH - 40 - sum(map(width_of, names))) / (len(names) - 1)
+        room = (WIDTH - 40 - sum(map(width_of, names))) / max(1, len(names) - 1)
         left = 20.0
         for name in names:
             boxes.append(box(name, left + width_of(name) / 2, top + 50 + number * 44))
             left += width_of(name) + room
-    size = {"width": WIDTH, "height": top + 132, "inner": WIDTH - 1, "tall": top + 131}
+    size = {"width": WIDTH, "height": top + tall + 10, "inner": WIDTH - 1, "tall": top + tall + 9}
     return TEMPLATE.format(**size, style=style(), body="\n".join([*lines, *boxes]))
 
 

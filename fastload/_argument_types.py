@@ -12,12 +12,13 @@ from typing import Any, Final
 _PICTURES: Final = (".png", ".svg", ".pdf", ".jpg")
 
 
-def at_least(least: int) -> Any:
-    """Return a type for ``argparse``: an integer of at least ``least``."""
+def at_least(least: int, most: float = math.inf) -> Any:
+    """Return a type for ``argparse``: an integer of at least ``least``, which is not negative."""
 
     def parse(text: str) -> int:
-        if not text.isdecimal() or int(text) < least:
-            raise argparse.ArgumentTypeError(f"must be an integer >= {least}, got {text!r}")
+        if not text.isdecimal() or not least <= int(text) <= most:
+            bounds = f">= {least}" if most == math.inf else f"from {least} to {most}"
+            raise argparse.ArgumentTypeError(f"must be an integer {bounds}, got {text!r}")
         return int(text)
 
     return parse

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 import traceback
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 from fastload._argument_types import at_least
 from fastload._factory import FactoryError, add_factory_argument, call_factory
@@ -14,6 +14,8 @@ if TYPE_CHECKING:
 
     from torch.utils.data import DataLoader
 
+_SEED_MAX: Final = 2**64 - 1  # torch's
+
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the command's arguments."""
@@ -21,7 +23,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--batches", type=_count, default=20, metavar="N", help="compare at most so many, or all (default: %(default)s)"
     )
-    parser.add_argument("--seed", type=int, default=0, help="of torch's default generator, for both loaders")
+    seed_help = "of torch's default generator, for both loaders (default: %(default)s)"
+    parser.add_argument("--seed", type=at_least(0, _SEED_MAX), default=0, help=seed_help)
 
 
 def _count(text: str) -> int | None:

@@ -158,6 +158,13 @@ def test_the_command(root, tmp_path, monkeypatch, capsys):
     assert ended.value.code == 2
 
 
+@pytest.mark.parametrize("seed", ["-1", str(2**64), "1.5"])
+def test_a_seed_that_torch_cannot_have_is_refused(seed, capsys):
+    with pytest.raises(SystemExit, match="2"):
+        cli.main(["verify", "some:factory", "--seed", seed])
+    assert f"must be an integer from 0 to {2**64 - 1}, got '{seed}'" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize("engine", ["auto", "torch"])
 def test_batches_that_fail_in_both_loaders_are_not_passed_over(root, tmp_path, engine):
     shutil.copytree(root, tmp_path / "data")

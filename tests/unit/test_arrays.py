@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import gc
 import io
 import itertools
 import re
@@ -490,6 +492,26 @@ def test_items_of_a_list():
     for index in (3, -4):
         with pytest.raises(IndexError):
             _core.items_of(values, np.array([0, index]))
+
+
+def test_a_list_that_becomes_shorter_while_its_items_are_looked_up():
+    """The new list may start a garbage collection, and that calls anybody's code."""
+    indices, thresholds = np.arange(1000), gc.get_threshold()
+    for threshold in range(1, 9):  # the first object or a later one of the call starts it
+        values = [object() for _ in indices]
+        shorter, refused = (lambda *_, values=values: values.clear()), contextlib.suppress(IndexError)
+        gc.disable()
+        gc.collect()
+        gc.set_threshold(threshold)
+        gc.callbacks.append(shorter)
+        try:
+            with refused:
+                gc.enable()
+                _core.items_of(values, indices)
+        finally:
+            gc.callbacks.remove(shorter)
+            gc.set_threshold(*thresholds)
+            gc.enable()
 
 
 def test_items_of_a_list_hold_references():

@@ -531,6 +531,20 @@ def test_numbers_are_collated_as_torch_is_told_to(monkeypatch):
     check(lambda: stored("CIFAR10", random_crop()))
 
 
+@pytest.mark.parametrize("workers", [0, 2])
+@pytest.mark.parametrize("name", COLORED)
+def test_targets_of_other_kinds_are_asked_with_the_samplers_indices(name, workers):
+    class Kinds:
+        def __getitem__(self, index):
+            return 10 * (type(index) is int) + index % 5
+
+    def dataset_of():
+        return stored(name, random_crop(), **{"targets" if name.startswith("CIFAR") else "labels": Kinds()})
+
+    check(dataset_of, num_workers=workers)
+    check(lambda: Subset(dataset_of(), np.arange(8)), num_workers=workers)
+
+
 def test_a_target_that_no_tensor_holds_raises_torchs_error():
     targets = [2**70 if number == 13 else number for number in range(COUNT)]  # not one of those that are compared first
     loaders = {"batch_sampler": [[1], [13]], **SINGLE}

@@ -545,6 +545,11 @@ def test_targets_of_other_kinds_are_asked_with_the_samplers_indices(name, worker
     check(lambda: Subset(dataset_of(), np.arange(8)), num_workers=workers)
 
 
+@pytest.mark.parametrize("workers", [0, 2])
+def test_strings_are_collated_as_torch_does(workers):
+    check(lambda: stored("CIFAR10", random_crop(), targets=[f"class {i}" for i in range(COUNT)]), num_workers=workers)
+
+
 def test_a_target_that_no_tensor_holds_raises_torchs_error():
     targets = [2**70 if number == 13 else number for number in range(COUNT)]  # not one of those that are compared first
     loaders = {"batch_sampler": [[1], [13]], **SINGLE}

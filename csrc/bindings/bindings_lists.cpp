@@ -29,9 +29,10 @@ bool put_ints(nb::handle numbers, const Ints& out) {
 
 // [values[i] for i in indices], also with negative ones.
 nb::list items_of(const nb::list& values, const Ints& indices) {
-  const auto count = static_cast<std::int64_t>(nb::len(values));
   const nb::list items = nb::steal<nb::list>(PyList_New(static_cast<Py_ssize_t>(indices.size())));
   if (!items.is_valid()) throw nb::python_error();
+  // After the new list: it may start a garbage collection, whose callbacks may shorten `values`.
+  const auto count = static_cast<std::int64_t>(nb::len(values));
   for (std::size_t i = 0; i < indices.size(); ++i) {
     const std::int64_t index = indices.data()[i], place = index < 0 ? index + count : index;
     if (place < 0 || place >= count) throw nb::index_error("list index out of range");

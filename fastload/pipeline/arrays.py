@@ -78,7 +78,7 @@ def entries(
         first = numbers.min()
         if first < -len(data) or numbers.max() >= len(data):
             return None
-        targets = _targets(dataset, known, numbers)
+        targets = _targets(dataset, known, numbers, indices)
         return Pixels(_arranged(data, known), numbers % len(data) if first < 0 else numbers), targets
     except Exception:  # noqa: BLE001 - raised again by the sample that it comes from
         return None
@@ -105,19 +105,22 @@ def _arranged(data: Any, known: type) -> Any:
     return data if known in _ARRAYS else np.moveaxis(data, 1, 3)
 
 
-def _targets(dataset: Any, known: type, indices: NDArray[np.int64]) -> list[Any]:
-    """Look the targets of several samples up: usual kinds without Python code for each."""
+def _targets(dataset: Any, known: type, numbers: NDArray[np.int64], indices: Sequence[Any]) -> list[Any]:
+    """Look the targets of several samples up: usual kinds without Python code for each.
+
+    Others get the indices themselves, not those of the array ``numbers``: their code may depend on the type.
+    """
     targets = dataset.labels if known in _PLANES else dataset.targets
     if known in _ARRAYS and type(targets) is list:
-        return _core.items_of(targets, indices)
-    numbers: list[Any]
+        return _core.items_of(targets, numbers)
+    found: list[Any]
     if known in _MNISTS and known is not datasets.QMNIST:
         if type(targets) is torch.Tensor and targets.dtype == torch.int64:
-            numbers = targets[torch.from_numpy(indices)].tolist()
-            return numbers
+            found = targets[torch.from_numpy(numbers)].tolist()
+            return found
     elif known in _PLANES and type(targets) is np.ndarray and targets.dtype.kind in "iu" and targets.ndim == 1:
-        numbers = targets[indices].tolist()
-        return numbers
+        found = targets[numbers].tolist()
+        return found
     return [_target(dataset, known, index) for index in indices]
 
 

@@ -200,7 +200,8 @@ def collated(rests: list[Any]) -> Collated:
         if _core.put_ints(rests, numbers.numpy()):  # torch.tensor takes several times as long
             return Collated(numbers, None)
     if Around not in {*map(type, rests)}:
-        return Collated(default_collate(rests), None)
+        # default_collate takes pairs apart to tuples, and returns one of strings as it is.
+        return Collated(default_collate(tuple(rests)), None)  # type: ignore[arg-type]
     places = rests[0].places() if type(rests[0]) is Around else [(0,)]
     return Collated(default_collate([filled(rest, _STAND_IN) for rest in rests]), places)
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import gc
 import io
 import itertools
 import re
@@ -492,6 +494,26 @@ def test_items_of_a_list():
             _core.items_of(values, np.array([0, index]))
 
 
+def test_a_list_that_becomes_shorter_while_its_items_are_looked_up():
+    """The new list may start a garbage collection, and that calls anybody's code."""
+    indices, thresholds = np.arange(1000), gc.get_threshold()
+    for threshold in range(1, 9):  # the first object or a later one of the call starts it
+        values = [object() for _ in indices]
+        shorter, refused = (lambda *_, values=values: values.clear()), contextlib.suppress(IndexError)
+        gc.disable()
+        gc.collect()
+        gc.set_threshold(threshold)
+        gc.callbacks.append(shorter)
+        try:
+            with refused:
+                gc.enable()
+                _core.items_of(values, indices)
+        finally:
+            gc.callbacks.remove(shorter)
+            gc.set_threshold(*thresholds)
+            gc.enable()
+
+
 def test_items_of_a_list_hold_references():
     value = object()
     before = sys.getrefcount(value)
@@ -507,6 +529,25 @@ def test_numbers_are_collated_as_torch_is_told_to(monkeypatch):
 
     monkeypatch.setitem(collate.default_collate_fn_map, int, doubled)
     check(lambda: stored("CIFAR10", random_crop()))
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+@pytest.mark.parametrize("name", COLORED)
+def test_targets_of_other_kinds_are_asked_with_the_samplers_indices(name, workers):
+    class Kinds:
+        def __getitem__(self, index):
+            return 10 * (type(index) is int) + index % 5
+
+    def dataset_of():
+        return stored(name, random_crop(), **{"targets" if name.startswith("CIFAR") else "labels": Kinds()})
+
+    check(dataset_of, num_workers=workers)
+    check(lambda: Subset(dataset_of(), np.arange(8)), num_workers=workers)
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_strings_are_collated_as_torch_does(workers):
+    check(lambda: stored("CIFAR10", random_crop(), targets=[f"class {i}" for i in range(COUNT)]), num_workers=workers)
 
 
 def test_a_target_that_no_tensor_holds_raises_torchs_error():

@@ -195,7 +195,7 @@ def collated(rests: list[Any]) -> Collated:
     Raises:
         Exception: Any of ``default_collate``.
     """
-    if rests and default_collate_fn_map.get(int) is collate_int_fn:
+    if rests and type(rests[0]) is int and default_collate_fn_map.get(int) is collate_int_fn:
         numbers = torch.empty(len(rests), dtype=torch.int64)
         if _core.put_ints(rests, numbers.numpy()):  # torch.tensor takes several times as long
             return Collated(numbers, None)

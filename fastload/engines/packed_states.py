@@ -9,8 +9,6 @@ from typing import Any, Final
 
 import numpy as np
 
-from fastload import _core
-
 _WORDS: Final = slice(24, 24 + 624 * 8)  # of torch's state: 32-bit words, stored as 64
 _LENGTHS: Final = (5056, 10080)  # of torch's state, and with Python's and NumPy's
 _CHECKSUM_BYTES: Final = 4
@@ -20,13 +18,10 @@ def digest_of(indices: Any) -> int:
     """Return a checksum of a batch's indices; 0 if they are of unknown types."""
     if hasattr(indices, "tolist"):  # a tensor or array
         indices = indices.tolist()
-    several = indices if isinstance(indices, list | tuple) else [indices]
-    numbers = np.empty(len(several), np.int64)
-    if not _core.put_ints(several, numbers):
-        try:
-            numbers = np.asarray(array("q", several))
-        except (TypeError, OverflowError):
-            return zlib.crc32(repr(indices).encode()) + 1 if _is_plain(indices) else 0
+    try:
+        numbers = array("q", indices if isinstance(indices, list | tuple) else [indices])
+    except (TypeError, OverflowError):
+        return zlib.crc32(repr(indices).encode()) + 1 if _is_plain(indices) else 0
     return zlib.crc32(numbers.tobytes()) + 1
 
 

@@ -7,7 +7,6 @@ import functools
 import math
 import subprocess
 import sys
-import time
 import types
 from unittest.mock import Mock
 
@@ -21,6 +20,7 @@ import PIL.WebPImagePlugin
 import pytest
 import torch
 import torchvision
+from costs import in_calls
 from photos import photos_fixture, train_v1, train_v2
 from PIL import Image, ImageFile
 from torch.utils.data._utils import fetch, worker
@@ -447,9 +447,5 @@ def test_in_a_process_that_patches_first_and_then_imports_what_is_lazy(root):
 
 
 def test_that_takes_no_time(datasets):
-    took = []
-    for _ in range(50):
-        begun = time.perf_counter()
-        watched_functions.check_libraries(v2=True)
-        took.append(time.perf_counter() - begun)
-    assert min(took) < 0.002, "seconds; 0.25 ms on the machine where it was written"
+    """It is done once an epoch: 10,000 to 50,000 empty calls, by what else uses the machine's caches."""
+    assert in_calls(lambda: watched_functions.check_libraries(v2=True), number=5) < 200_000

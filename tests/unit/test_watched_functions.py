@@ -447,5 +447,8 @@ def test_in_a_process_that_patches_first_and_then_imports_what_is_lazy(root):
 
 
 def test_that_takes_no_time(datasets):
-    """It is done once an epoch: 10,000 to 50,000 empty calls, by what else uses the machine's caches."""
+    """Once an epoch: 10,000 to 50,000 empty calls.
+
+    It reads so much memory that others' use of the caches counts.
+    """
     assert in_calls(lambda: watched_functions.check_libraries(v2=True), number=5) < 200_000

@@ -154,7 +154,7 @@ def epoch(loader: Any, draws: bool) -> list[Any]:
     return [*iter(lambda: step(iterator, draws), None), generators()]
 
 
-@settings(max_examples=examples(40), deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=examples(25), deadline=None, suppress_health_check=list(HealthCheck))
 @given(made=loaders(), before=st.integers(0, 2), share=st.floats(0, 1), drops=st.booleans())
 def test_any_loader_of_a_dataset_with_a_state_goes_on(made, before, share, drops):
     make, draws = made
@@ -181,7 +181,7 @@ def test_any_loader_of_a_dataset_with_a_state_goes_on(made, before, share, drops
     fresh.close()
 
 
-@settings(max_examples=examples(20), deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=examples(12), deadline=None, suppress_health_check=list(HealthCheck))
 @given(
     workers=st.tuples(st.integers(0, 3), st.integers(0, 3)),
     engines=st.tuples(*[st.sampled_from(["auto", "torch"])] * 2),

@@ -237,19 +237,19 @@ def colors_on_tensors(draw):
 root = photos_fixture(7)
 
 
-@settings(max_examples=examples(120), suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=examples(80), suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(st.one_of(pipelines(), pipelines_on_tensors()))
 def test_any_pipeline(root, pipeline):
     _compare(root, pipeline)
 
 
-@settings(max_examples=examples(150), suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=examples(80), suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(programs())
 def test_any_program(root, pipeline):
     _compare(root, pipeline)
 
 
-@settings(max_examples=examples(120), suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=examples(80), suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(colors_on_tensors())
 def test_any_change_of_a_tensors_colours_is_native(root, pipeline):
     _compare(root, pipeline, refusable=False)
@@ -274,14 +274,14 @@ def test_any_views(root, program, count, mirrored):
     _compare(root, Views(views))
 
 
-@settings(max_examples=examples(150), suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=examples(80), suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(st.one_of(turns(v1), turns(v2), orders()), st.tuples(SIDES, SIDES), st.booleans())
 def test_any_turn_and_order_is_native(root, step, size, first):
     crop = v2.RandomResizedCrop(size if first else (24, 24))
     _compare(root, v2.Compose([step, crop, v1.ToTensor()] if first else [crop, step, v1.ToTensor()]), refusable=False)
 
 
-@settings(max_examples=examples(150), suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=examples(80), suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(st.data())
 def test_any_program_that_draws_from_python_is_native(root, data):
     crops, steps = [v1.RandomResizedCrop((30, 41))], orders_of_python()
@@ -293,7 +293,7 @@ def test_any_program_that_draws_from_python_is_native(root, data):
     _compare(root, pipeline, refusable=False)
 
 
-@settings(max_examples=examples(120), suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=examples(80), suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(erasings(), st.tuples(SIDES, SIDES), st.booleans())
 def test_any_erasing_by_values_is_native(root, erasing, size, normalized):
     steps = [v1.RandomResizedCrop(size), v1.ToTensor(), *([v1.Normalize(MEAN, STD)] if normalized else []), erasing]

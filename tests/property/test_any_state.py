@@ -93,7 +93,7 @@ def epoch(loader: Any, alike: bool) -> list[Any]:
     return [*iter(lambda: step(loader, iterator, alike), None), generators(loader)]
 
 
-@settings(max_examples=examples(60), deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=examples(40), deadline=None, suppress_health_check=list(HealthCheck))
 @given(made=loaders(), before=st.integers(0, 2), share=st.floats(0, 1), drops=st.booleans())
 def test_any_loader_goes_on(folder, made, before, share, drops):
     make, alike = made

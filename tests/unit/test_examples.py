@@ -136,7 +136,7 @@ def losses(text: str) -> dict[int, str]:
     return {int(step): f"{epoch} {loss}" for epoch, step, loss in found}
 
 
-KILLS = 5
+KILLS = 3
 
 
 @pytest.mark.timeout(400)

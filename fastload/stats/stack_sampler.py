@@ -7,6 +7,7 @@ since the previous sample to what it finds there. It ends after a second or two.
 
 from __future__ import annotations
 
+import atexit
 import linecache
 import os
 import re
@@ -145,29 +146,39 @@ class StackSampler:
 
     def _sample(self) -> None:
         try:
-            clock = self._clock
-            computed, now = time.clock_gettime(clock), time.monotonic()
+            computed, now = time.clock_gettime(self._clock), time.monotonic()
             while self._left > 0 and not self._stop.wait(INTERVAL_S):
-                frame = sys._current_frames().get(self._target)
-                before, computed = computed, time.clock_gettime(clock)
-                then, now = now, time.monotonic()
-                if frame is None or not self._fetching():
-                    continue
-                spent = computed - before
-                self._left -= 1
-                self._record(spent, max(0.0, now - then - spent), is_codec(frame), place_of(frame))
-                del frame
+                computed, now = self._take(computed, now)
         except (OSError, ValueError):  # the thread has ended
             self._left = 0
+
+    def _take(self, computed: float, now: float) -> tuple[float, float]:
+        """Take a sample; returns the thread's processor time and the time, both in seconds.
+
+        A function, as the thread must not hold the frame between two samples: it would free the caller's objects, long
+        after the call that owned them.
+        """
+        frame = sys._current_frames().get(self._target)
+        before, computed = computed, time.clock_gettime(self._clock)
+        then, now = now, time.monotonic()
+        if frame is not None and self._fetching():
+            spent = computed - before
+            self._left -= 1
+            self._record(spent, max(0.0, now - then - spent), is_codec(frame), place_of(frame))
+        return computed, now
 
 
 _running: weakref.WeakSet[StackSampler] = weakref.WeakSet()
 
 
-def _before_fork() -> None:
-    """Stop all samplers, so that no thread of ours is running during a fork."""
+def _stop_all() -> None:
+    """Stop all samplers, before a fork and before Python ends.
+
+    A thread that frees objects while Python ends aborts the process ("terminate called without an active exception").
+    """
     for sampler in list(_running):
         sampler.stop()
 
 
-os.register_at_fork(before=_before_fork)
+os.register_at_fork(before=_stop_all)
+atexit.register(_stop_all)

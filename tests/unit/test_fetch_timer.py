@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import os
+import subprocess
+import sys
+import threading
 import time
+import weakref
 
 import pytest
 import torch
@@ -93,3 +97,65 @@ def test_what_was_seen_of_decoding_stands_when_nobody_looks_any_more():
 )
 def test_codecs_are_told_from_folders_that_are_called_like_them(path, expected):
     assert bool(stack_sampler._CODECS.search(path)) is expected
+
+
+class Owned:
+    pass
+
+
+def test_a_sampler_keeps_nothing_of_the_stack_between_two_samples(monkeypatch):
+    monkeypatch.setattr(stack_sampler, "INTERVAL_S", 0.2)
+    sampled = threading.Event()
+
+    def is_fetching():
+        sampled.set()
+        return False
+
+    sampler = stack_sampler.StackSampler(is_fetching, lambda *_: None)
+
+    def call():
+        owned = Owned()
+        sampled.wait(30)
+        time.sleep(0.05)  # the sample is over
+        return weakref.ref(owned)
+
+    sampler.start()
+    try:
+        assert call()() is None
+    finally:
+        sampler.stop()
+
+
+ENDS_WITHIN_AN_EPOCH = """
+import atexit, threading
+
+atexit.register(lambda: print(*sorted(thread.name for thread in threading.enumerate())))  # the last to be called
+import time
+import torch
+from fastload import FastLoader
+
+class Slow(torch.utils.data.Dataset):
+    def __len__(self):
+        return 1000
+
+    def __getitem__(self, index):
+        time.sleep(0.02)
+        return index
+
+def main():
+    iterator = iter(FastLoader(Slow(), device="cpu"))
+    for number, _ in enumerate(iterator):
+        if "fastload-stack-sampler" in [thread.name for thread in threading.enumerate()] and number % 10 == 9:
+            time.sleep(0.05)  # so that a sample is taken while no batch is made
+            raise SystemExit(0)
+
+main()
+"""
+
+
+def test_a_program_that_ends_within_an_epoch_has_no_sampler_left():
+    """A thread that frees what a frame owned while Python ends aborts the process."""
+    ran = subprocess.run(
+        [sys.executable, "-c", ENDS_WITHIN_AN_EPOCH], capture_output=True, text=True, check=False, timeout=120
+    )
+    assert (ran.returncode, ran.stdout, ran.stderr) == (0, "MainThread\n", "")

@@ -104,10 +104,10 @@ class Owned:
 
 
 def test_a_sampler_keeps_nothing_of_the_stack_between_two_samples(monkeypatch):
-    monkeypatch.setattr(stack_sampler, "INTERVAL_S", 0.2)
     sampled = threading.Event()
 
     def is_fetching():
+        monkeypatch.setattr(stack_sampler, "INTERVAL_S", 60.0)  # until the next sample
         sampled.set()
         return False
 
@@ -115,13 +115,15 @@ def test_a_sampler_keeps_nothing_of_the_stack_between_two_samples(monkeypatch):
 
     def call():
         owned = Owned()
-        sampled.wait(30)
-        time.sleep(0.05)  # the sample is over
+        assert sampled.wait(30)
         return weakref.ref(owned)
 
     sampler.start()
     try:
-        assert call()() is None
+        owned, until = call(), time.monotonic() + 10
+        while owned() is not None and time.monotonic() < until:
+            time.sleep(0.01)
+        assert owned() is None
     finally:
         sampler.stop()
 

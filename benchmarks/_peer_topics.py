@@ -94,7 +94,7 @@ TOPICS = {
         train,
         "Training",
         "bf16 training as a share of the same step with its data on the GPU already. Cores: loader and training loop "
-        "may use no more. Recorded before FastLoader decoded on the GPU, too: its images come from threads here.",
+        "may use no more.",
         drawn=("ResNet-50, 6 cores", "ResNet-50, 16 cores", "ResNet-18, 6 cores", "ViT-S/16, 6 cores"),
     ),
     "loaders-augmented": Topic(
@@ -199,11 +199,13 @@ TOPICS = {
     "multigpu": Topic(
         multigpu,
         "One GPU and several",
-        "Images per second in all, under torchrun with DistributedDataParallel and a DistributedSampler. Recorded "
-        "before FastLoader decoded on the GPU, too.",
+        "Images per second in all, under torchrun with DistributedDataParallel and a DistributedSampler.",
         drawn=("1 GPU", "4 GPUs"),
     ),
 }
+
+
+DECODES_ON_GPU_SINCE = "2026-11-24"
 
 
 IN_SHORT = ("torch-pinned", "dali-cpu", "dali-gpu", "fastload")
@@ -225,7 +227,7 @@ def share(record: dict[str, Any]) -> str:
     shown = table({"contenders": few}, columns, spread=True).replace("|  |", head, 1)
     columns = [replace(one, values={who: one.values[who] for who in few}) for one in columns]
     ahead = who_is_ahead({"contenders": few}, columns)
-    return f"{shown}\n\nMedian ± the farthest of five repeats; FastLoader decoded on threads alone. {ahead}"
+    return f"{shown}\n\nMedian ± the farthest of five repeats. {ahead} {_age(record)}".rstrip()
 
 
 def brief(record: dict[str, Any]) -> str:
@@ -255,12 +257,21 @@ def long(name: str, record: dict[str, Any]) -> str:
         f"![{topic.heading}, as bars](charts/{name}.svg)",
         table(record, columns, spread=True),
         who_is_ahead(record, columns),
+        _age(record),
         topic.note(record),
         absent(record),
         _how(record),
         _versions(record),
     ]
     return "\n\n".join(part for part in parts if part)
+
+
+def _age(record: dict[str, Any]) -> str:
+    """Say if a record is older than decoding on the GPU."""
+    environment = record["environment"]
+    if not environment["gpu"] or environment["date"] >= DECODES_ON_GPU_SINCE or "fastload" not in record["contenders"]:
+        return ""
+    return "Recorded before FastLoader decoded on the GPU, too."
 
 
 def _how(record: dict[str, Any]) -> str:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks import _peer_tables, readme_tables
+from benchmarks import _peer_tables, _peer_topics, readme_tables
 from benchmarks._peer_charts import chart
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -158,6 +158,19 @@ def test_where_nobody_is_ahead_the_text_says_so(results):
     record = peers("loaders", "images_per_s", {"torch": 1400, "fastload": 5000}, threads=4)
     assert "No peer that was measured is ahead of FastLoader, native." in shown("loaders", record)
     assert "▲" not in block("loaders")
+
+
+def test_a_record_older_than_decoding_on_the_gpu_says_so():
+    older = "Recorded before FastLoader decoded on the GPU, too."
+    medians = {"torch": 0.3, "dali-gpu": 0.9, "fastload": 1.0}
+    record = peers("train", "share_of_ceiling", medians, model="resnet50", cores=6, threads=6)
+    assert older in _peer_topics.long("train", record)
+    assert older in _peer_topics.share(record)
+    record["environment"]["date"] = "2026-11-24T08:00:00+00:00"
+    assert older not in _peer_topics.long("train", record)
+    assert older not in _peer_topics.share(record)
+    record["environment"] |= {"date": "2026-11-21", "gpu": None}
+    assert older not in _peer_topics.long("train", record)
 
 
 def test_points_stand_in_order_however_they_were_measured():

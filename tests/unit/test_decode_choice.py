@@ -312,7 +312,7 @@ def test_a_batch_costs_a_few_microseconds() -> None:
         choice.files(pixels, list)
         choice.note(batch, 0.0, 1)
 
-    assert in_calls(one_batch, number=100) < 800
+    assert in_calls(one_batch, number=100) < 500
 
 
 def test_a_trial_ends_though_some_steps_look_like_pauses() -> None:

@@ -451,4 +451,4 @@ def test_that_takes_no_time(datasets):
 
     It reads so much memory that others' use of the caches counts.
     """
-    assert in_calls(lambda: watched_functions.check_libraries(v2=True), number=5) < 200_000
+    assert in_calls(lambda: watched_functions.check_libraries(v2=True), number=5) < 100_000

@@ -24,7 +24,7 @@ demo: ## load real photographs with DataLoader and with FastLoader; installs onl
 bench: setup ## every benchmark at tiny size, to see that all work; ARGS='--only peers' picks some
 	$(BIN)/python -m benchmarks all --quick $(ARGS)
 
-test: setup ## all tests but the slow ones, in 6 minutes on two cores; ARGS='-k name' picks some
+test: setup ## all tests but the slow ones, in 6 to 17 minutes on two cores; ARGS='-k name' picks some
 	$(BIN)/python -m pytest -n $(JOBS) --dist loadfile $(ARGS)
 
 test-all: setup ## every test: frameworks, start methods, examples, commands of the documentation, benchmarks

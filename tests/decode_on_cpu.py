@@ -116,6 +116,14 @@ extern "C" void run(const char* name, const unsigned* grid, const unsigned* shap
     all(grid, shape, [&] {
         if (kernel == "tables")
             tables(at(0), a[1], (Tables*)at(2));
+        else if (kernel == "subsequences")
+            subsequences(at(0), (const StagedWork*)at(1), (const Tables*)at(2), at(3));
+        else if (kernel == "synchronize")
+            synchronize(at(0), (const StagedWork*)at(1), (const Tables*)at(2), at(3));
+        else if (kernel == "chain")
+            chain(at(0), a[1], at(2), (unsigned*)at(3), (int*)at(4));
+        else if (kernel == "points")
+            points(at(0), (const StagedWork*)at(1), (const Tables*)at(2), at(3), (const unsigned*)at(4), (int*)at(5));
         else if (kernel == "huffman")
             huffman(at(0), (const StagedWork*)at(1), (const Tables*)at(2), (short*)at(3), (int*)at(4));
         else if (kernel == "transform")
@@ -176,7 +184,18 @@ class KernelsOnCpu:
         bad = torch.zeros(images, dtype=torch.int32)
         chunks = staging.finish(decode.SCRATCH_MAX_BYTES)
         tables = torch.full((staging.codes[1] * staging.table_bytes // 8,), -1)
+        search = staging.search
+        files = torch.full((staging.used + search[4],), 0xA5, dtype=torch.uint8)
+        files[: staging.used] = memory[: staging.used]
+        memory = files
         self._launch(decode.table_launch(staging.codes, memory.data_ptr(), tables.data_ptr()))
+        if search[0]:
+            runs = torch.full((search[3] + 2 * _MARGIN,), 0xA5, dtype=torch.uint8)
+            found = torch.full((images,), -1, dtype=torch.int32)
+            addresses = [tensor.data_ptr() for tensor in (memory, tables, runs[_MARGIN:-_MARGIN], found, bad)]
+            for launch in decode.find_launches(search, images, *addresses):
+                self._launch(launch)
+            assert set(runs[:_MARGIN].tolist() + runs[-_MARGIN:].tolist()) == {0xA5}
         for chunk in chunks:
             blocks = [torch.full((size + 2 * _MARGIN,), 0xA5, dtype=torch.uint8) for size in chunk[4:6]]
             coefficients, scratch = (block[_MARGIN:-_MARGIN] for block in blocks)

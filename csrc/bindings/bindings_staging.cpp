@@ -14,11 +14,11 @@ void bind_staging(nb::module_& m) {
   nb::class_<BoundStaging>(m, "Staging")
       .def(
           "__init__",
-          [](BoundStaging* self, StagingMemory memory, std::size_t images, std::size_t views) {
-            auto staging = std::make_shared<Staging>(memory.data(), memory.size(), images, views);
+          [](BoundStaging* self, StagingMemory memory, std::size_t images, std::size_t views, bool finds) {
+            auto staging = std::make_shared<Staging>(memory.data(), memory.size(), images, views, finds);
             new (self) BoundStaging{std::move(staging), std::move(memory)};
           },
-          "memory"_a.noconvert(), "images"_a, "views"_a = 1)
+          "memory"_a.noconvert(), "images"_a, "views"_a = 1, "finds"_a = false)
       .def("has",
            [](const BoundStaging& self) {
              std::string flags(self.staging->size(), '\0');
@@ -52,6 +52,12 @@ void bind_staging(nb::module_& m) {
             return chunks;
           },
           "most_bytes"_a)
+      .def_prop_ro("search",
+                   [](const BoundStaging& self) {
+                     const Staging::Search& search = self.staging->search();
+                     return nb::make_tuple(search.images, search.work, search.work_items, search.run_bytes,
+                                           search.point_bytes);
+                   })
       .def_prop_ro("used", [](const BoundStaging& self) { return self.staging->used(); })
       .def_prop_ro("wanted", [](const BoundStaging& self) { return self.staging->wanted(); })
       .def_prop_ro(

@@ -11,12 +11,15 @@ namespace {
 static_assert(kSegmentMcus == kHalfSpacing);
 static_assert(kStagedComponents == kMaxComponents);
 static_assert(kStagedCodeBytes == sizeof(HuffmanCode));
+static_assert(kSegmentMcus * 2 == kPointSpacing);
 
 constexpr std::size_t kAlignment = 16;
 constexpr std::size_t kZeros = 32;  // that kernels may read behind the data
 static_assert(kZeros >= kUnstuffSlack);
 // Beyond it a resize shrinks so much that its weights would take more memory than the file.
 constexpr std::size_t kMostWeights = std::size_t{1} << 15;
+// Bytes of a scan whose points the kernels find: they count its bits.
+constexpr std::size_t kMostToFind = std::size_t{1} << 28;
 
 std::size_t aligned(std::size_t bytes) { return (bytes + kAlignment - 1) / kAlignment * kAlignment; }
 
@@ -92,20 +95,42 @@ bool ImageStager::prepare_rows(ByteSource& source, const CodedPoints& known, con
   return data_bytes_ <= source.size() + (mcus.last_row - mcus.first_row + 1);
 }
 
-bool ImageStager::prepare_scan(ByteSource& source, const JpegHeader& header, const Region& region, JpegIndex& index,
-                               StagedImage& image) {
+// The whole scan's data, whose points are to be found.
+bool ImageStager::prepare_to_find(ByteSource& source, StagedImage& image) {
+  const Scan& scan = baseline_.scan;
+  const std::uint64_t mcus = std::uint64_t{scan.mcu_columns} * scan.mcu_rows;
+  const std::size_t size = source.size() - std::min(source.size(), scan.data_at);
+  const std::uint64_t intervals = scan.restart_interval == 0 ? 1 : (mcus - 1) / scan.restart_interval + 1;
+  // Each interval and block takes some bits, and positions of bits have 32.
+  if (size >= kMostToFind || intervals > size || mcus > 8 * std::uint64_t{size}) return false;
+  data_bytes_ = size;
+  intervals_ = static_cast<std::size_t>(intervals);
+  points_.clear();
+  const std::uint32_t in_row = (scan.mcu_columns + kSegmentMcus - 1) / kSegmentMcus;
+  const auto first = static_cast<std::uint32_t>(image.mcu_column) / kPointSpacing * 2;
+  image.interval_count = static_cast<unsigned>(intervals_);
+  image.scan_rows = static_cast<int>(scan.mcu_rows);
+  image.points_in_row = static_cast<int>(in_row);
+  image.points = (static_cast<unsigned>(image.mcu_row) * in_row + first) * static_cast<unsigned>(sizeof(StagedPoint));
+  return true;
+}
+
+bool ImageStager::prepare_scan(ByteSource& source, const JpegHeader& header, const Region& region, JpegIndex* index,
+                               bool finds, StagedImage& image) {
   if (!read_baseline(source, header, tables_, baseline_)) return false;
   const Scan& scan = baseline_.scan;
   const McuWindow mcus =
       mcus_of(scan, header.width, header.height, region.left, region.width, region.top, region.top + region.height);
   JpegIndex::Key key;
-  if (!index.key_of(source, key)) return false;
-  const JpegIndex::Points points = index.find(key);
+  JpegIndex::Points points;
   CodedPoints known;
-  if (points == nullptr || !known.open(points->data(), points->size(), scan) || mcus.checked_row >= known.rows()) {
-    return false;
+  if (index != nullptr) {
+    if (!index->key_of(source, key)) return false;
+    points = index->find(key);
   }
-  if (!stage_codes(scan, codes_, image) || !prepare_rows(source, known, mcus)) return false;
+  const bool knows = points != nullptr && known.open(points->data(), points->size(), scan) &&
+                     mcus.checked_row < known.rows();
+  if ((!knows && !finds) || !stage_codes(scan, codes_, image)) return false;
   image.components = scan.components;
   image.across = scan.component[0].columns;
   image.down = scan.component[0].rows;
@@ -115,6 +140,9 @@ bool ImageStager::prepare_scan(ByteSource& source, const JpegHeader& header, con
   image.mcu_rows = static_cast<int>(mcus.last_row - mcus.first_row + 1);
   image.scan_columns = static_cast<int>(scan.mcu_columns);
   image.restart_interval = static_cast<int>(scan.restart_interval);
+  intervals_ = 0;
+  if (!(knows ? prepare_rows(source, known, mcus) : prepare_to_find(source, image))) return false;
+  if (knows) image.points_in_row = static_cast<int>(segments_) + 1;
   for (int c = 0; c < scan.components; ++c) {
     std::copy(baseline_.quantization[c].begin(), baseline_.quantization[c].end(), image.quantization[c]);
   }
@@ -122,7 +150,7 @@ bool ImageStager::prepare_scan(ByteSource& source, const JpegHeader& header, con
 }
 
 bool ImageStager::prepare(ByteSource& source, const JpegHeader& header, const Region& crop, const ResizeJob& job,
-                          JpegIndex& index, StagedData data, StagedImage& image) {
+                          JpegIndex* index, StagedData data, bool finds, StagedImage& image) {
   image = StagedImage{};
   steps_.clear();
   if (!uses_own_decoder()) return false;
@@ -141,8 +169,8 @@ bool ImageStager::prepare(ByteSource& source, const JpegHeader& header, const Re
                                      static_cast<std::uint32_t>(image.height), static_cast<std::uint32_t>(image.width)};
   if (data == StagedData::shared) {
     points_.clear();
-    data_bytes_ = 0;
-  } else if (!prepare_scan(source, header, region, index, image)) {
+    data_bytes_ = intervals_ = 0;
+  } else if (!prepare_scan(source, header, region, index, finds, image)) {
     return false;
   }
   image.image_width = static_cast<int>(header.width);
@@ -157,7 +185,8 @@ bool ImageStager::prepare(ByteSource& source, const JpegHeader& header, const Re
 }
 
 std::size_t ImageStager::bytes() const {
-  return aligned(data_bytes_ + kZeros) + aligned(points_.size() * sizeof(StagedPoint)) + aligned(steps_.size()) +
+  return aligned(data_bytes_ + kZeros) + aligned(points_.size() * sizeof(StagedPoint)) +
+         aligned(intervals_ * sizeof(unsigned)) + aligned(steps_.size()) +
          aligned(bytes_of(*axes_.x)) + aligned(bytes_of(*axes_.y));
 }
 
@@ -180,6 +209,30 @@ bool ImageStager::write_data(ByteSource& source, std::size_t from, std::size_t t
     from += static_cast<std::size_t>(at - span.data);
   }
   return true;
+}
+
+// Writes all data of a scan, and where its restart intervals end. False unless there are as many as the header says,
+// their markers count on, and the end marker follows.
+bool ImageStager::write_scan(ByteSource& source, const std::uint8_t* begin, unsigned* ends) {
+  std::size_t from = baseline_.scan.data_at;
+  for (std::size_t interval = 0; interval < intervals_;) {
+    const Span span = source.at(from, kChunkBytes);
+    if (span.size < 2) return false;
+    const std::uint8_t* at = span.data;
+    const std::uint8_t* const end = span.data + span.size;
+    while (true) {
+      unstuff(at, end, end, data_, data_ + (end - at));
+      if (end - at < 2) break;
+      const bool is_last = interval + 1 == intervals_;
+      if (at[1] != (is_last ? 0xD9 : 0xD0 + interval % 8)) return false;
+      ends[interval++] = static_cast<unsigned>(data_ - begin);
+      at += 2;
+      if (is_last) return true;
+    }
+    if (at == span.data) return false;  // half a marker, and nothing behind it
+    from += static_cast<std::size_t>(at - span.data);
+  }
+  return false;
 }
 
 bool ImageStager::write_row(ByteSource& source, const ScanPoint* point, const std::uint8_t* begin, bool is_last,
@@ -218,11 +271,14 @@ bool ImageStager::write(ByteSource& source, std::uint8_t* memory, std::size_t at
   image.steps = append(steps_.data(), steps_.size());
   image.x_axis = append(axes_.x->numbers.data(), bytes_of(*axes_.x));
   image.y_axis = append(axes_.y->numbers.data(), bytes_of(*axes_.y));
-  image.points = static_cast<unsigned>(at + static_cast<std::size_t>(to - memory));
-  auto* points = reinterpret_cast<StagedPoint*>(to);
-  to += aligned(points_.size() * sizeof(StagedPoint));
-  image.data = static_cast<unsigned>(at + static_cast<std::size_t>(to - memory));
+  const auto place = [&] { return static_cast<unsigned>(at + static_cast<std::size_t>(to - memory)); };
+  auto* const points = reinterpret_cast<StagedPoint*>(to);
+  auto* const ends = reinterpret_cast<unsigned*>(to);
+  (intervals_ > 0 ? image.intervals : image.points) = place();
+  to += intervals_ > 0 ? aligned(intervals_ * sizeof(unsigned)) : aligned(points_.size() * sizeof(StagedPoint));
+  image.data = place();
   data_ = to;
+  if (intervals_ > 0 && !write_scan(source, to, ends)) return false;
   for (std::size_t i = 0; i < points_.size(); i += segments_ + 1) {
     const bool is_last = i + segments_ + 1 == points_.size();
     if (!write_row(source, &points_[i], to, is_last, points + i)) return false;

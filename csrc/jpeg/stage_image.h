@@ -33,9 +33,10 @@ class ImageStager {
  public:
   // Finds what the kernels need to decode and resize as `job` says, whose source is `crop` of the image and is resized
   // as a whole; `image` is complete but for the offsets. False if the file has to be decoded here: the core does not
-  // decode it, or the index lacks points for it. Throws std::bad_alloc.
-  bool prepare(ByteSource& source, const JpegHeader& header, const Region& crop, const ResizeJob& job, JpegIndex& index,
-               StagedData data, StagedImage& image);
+  // decode it, or the index lacks points for it and the kernels are not to find them. `index` may be null then. Throws
+  // std::bad_alloc.
+  bool prepare(ByteSource& source, const JpegHeader& header, const Region& crop, const ResizeJob& job, JpegIndex* index,
+               StagedData data, bool finds, StagedImage& image);
   // Of the prepared image, without a number.
   const StagedCodes& codes() const { return codes_; }
   // What else write() writes, where image.steps will say. prepare() empties it.
@@ -47,11 +48,13 @@ class ImageStager {
   bool write(ByteSource& source, std::uint8_t* memory, std::size_t at, StagedImage& image);
 
  private:
-  bool prepare_scan(ByteSource& source, const JpegHeader& header, const Region& region, JpegIndex& index,
+  bool prepare_scan(ByteSource& source, const JpegHeader& header, const Region& region, JpegIndex* index, bool finds,
                     StagedImage& image);
+  bool prepare_to_find(ByteSource& source, StagedImage& image);
   bool prepare_rows(ByteSource& source, const CodedPoints& known, const McuWindow& mcus);
   bool write_row(ByteSource& source, const ScanPoint* point, const std::uint8_t* begin, bool is_last, StagedPoint* to);
   bool write_data(ByteSource& source, std::size_t from, std::size_t to);
+  bool write_scan(ByteSource& source, const std::uint8_t* begin, unsigned* ends);
 
   HuffmanTables tables_;
   BaselineHeader baseline_;
@@ -62,6 +65,7 @@ class ImageStager {
   std::vector<ScanPoint> points_;
   std::size_t segments_ = 0;      // of each row
   bool open_end_ = false;         // no point says where the last row ends
+  std::size_t intervals_ = 0;     // of a scan whose points are to be found; 0: they are known
   std::size_t data_bytes_ = 0;    // at most
   std::uint8_t* data_ = nullptr;  // behind the data that is written
 };

@@ -277,12 +277,12 @@ Status transform_pixels(const std::uint8_t* pixels, const JpegHeader& header, co
 }
 
 bool stage_sample(ByteSource& source, const JpegHeader& header, const Geometry& geometry, const SampleOptions& options,
-                  ImageStager& stager, StagedData data, StagedImage& image) {
+                  ImageStager& stager, StagedData data, bool finds, StagedImage& image) {
   const PixelBox& window = geometry.window;
-  return options.index != nullptr && !options.fast && lies_within(geometry.crop, header.width, header.height) &&
+  return (options.index != nullptr || finds) && !options.fast && lies_within(geometry.crop, header.width, header.height) &&
          lies_within(window, geometry.out_width, geometry.out_height) &&
          stager.prepare(source, header, to_region(geometry.crop), job_of(geometry.crop, geometry, options),
-                        *options.index, data, image) &&
+                        options.index, data, finds, image) &&
          stage_steps(geometry.steps, options.pass_rule, window.height, window.width, options.height, options.width,
                      stager.steps(), image);
 }

@@ -45,7 +45,7 @@ Status transform_pixels(const std::uint8_t* pixels, const JpegHeader& header, co
 // Prepares the image for kernels on a GPU instead, if they make all of `geometry`: see ImageStager::prepare() and
 // stage_steps().
 bool stage_sample(ByteSource& source, const JpegHeader& header, const Geometry& geometry, const SampleOptions& options,
-                  ImageStager& stager, StagedData data, StagedImage& image);
+                  ImageStager& stager, StagedData data, bool finds, StagedImage& image);
 
 // Only libjpeg-turbo's region decode: rows are decoded and dropped, the rest of the file is not read. The lower bound
 // for benchmarks.

@@ -45,10 +45,15 @@ std::size_t work_bytes_of(const StagedImage& image) {
   return (threads + kWorkThreads - 1) / kWorkThreads * sizeof(StagedWork);
 }
 
+// Of the data of an image whose points are to be found, or 0.
+std::size_t subsequences_of(const StagedImage& image) {
+  return image.interval_count == 0 ? 0 : (std::size_t{image.data_bytes} * 8 + kSubsequenceBits - 1) / kSubsequenceBits;
+}
+
 }  // namespace
 
-Staging::Staging(std::uint8_t* memory, std::size_t size, std::size_t count, std::size_t views)
-    : memory_(memory), size_(std::min(size, kMostBytes)), count_(count), views_(views) {
+Staging::Staging(std::uint8_t* memory, std::size_t size, std::size_t count, std::size_t views, bool finds)
+    : memory_(memory), size_(std::min(size, kMostBytes)), count_(count), views_(views), finds_(finds) {
   used_ = wanted_ = aligned(count * sizeof(StagedImage));
   if (used_ > size_) throw std::invalid_argument("staging memory must have room for its images' numbers");
   if (reinterpret_cast<std::uintptr_t>(memory) % kAlignment != 0) {
@@ -108,14 +113,17 @@ bool Staging::stage(std::size_t number, ByteSource& source, const JpegHeader& he
                     const SampleOptions& options, std::size_t out, StagedData data, std::size_t owner) {
   static thread_local ImageStager stager;
   StagedImage staged;
-  if (!stage_sample(source, header, geometry, options, stager, data, staged)) {
+  if (!stage_sample(source, header, geometry, options, stager, data, finds_, staged)) {
     const std::lock_guard<std::mutex> lock(mutex_);
     wanted_ += aligned(std::min(source.size(), kMostUnknown));
     return false;
   }
   const bool has_data = data != StagedData::shared;
   const StagedCodes& codes = stager.codes();
-  const std::size_t needed = stager.bytes(), work = has_data ? work_bytes_of(staged) : 0;
+  const std::size_t needed = stager.bytes();
+  // The data are at most what write() may write.
+  const std::size_t finds = staged.interval_count == 0 ? 0 : needed * 8 / (kSubsequenceBits * kFindsPerBlock) + 1;
+  const std::size_t work = has_data ? work_bytes_of(staged) + finds * sizeof(StagedWork) : 0;
   std::size_t at = 0;
   {
     const std::lock_guard<std::mutex> lock(mutex_);
@@ -213,15 +221,44 @@ std::vector<Staging::Chunk> Staging::finish(std::size_t most_bytes) {
       if (staged.out_width > 0 && owner(number) != number) share(image(owner(number)), staged);
     }
   }
+  search_.work = work.size();
+  for (std::size_t number = 0; number < count_; ++number) {
+    const std::size_t subsequences = subsequences_of(image(number));
+    if (subsequences == 0) continue;
+    ++search_.images;
+    for (std::size_t first = 0; first < subsequences; first += kFindsPerBlock) {
+      work.push_back({static_cast<int>(number), static_cast<int>(first)});
+    }
+  }
+  search_.work_items = work.size() - search_.work;
   std::copy(work.begin(), work.end(), reinterpret_cast<StagedWork*>(memory_ + used_));
   for (Chunk& chunk : chunks) chunk.work = used_ + chunk.work * sizeof(StagedWork);
+  search_.work = used_ + search_.work * sizeof(StagedWork);
   used_ += work.size() * sizeof(StagedWork);
   codes_at_ = used_;
   for (const StagedCodes& codes : codes_) {
     std::memcpy(memory_ + used_, codes.data(), sizeof codes);
     used_ += sizeof codes;
   }
+  place_searches();
   return chunks;
+}
+
+// Where the kernels write the runs and the points that they find: the latter behind what is used.
+void Staging::place_searches() {
+  std::size_t end = aligned(used_);
+  for (std::size_t number = 0; number < count_; ++number) {
+    StagedImage& staged = image(number);
+    const std::size_t subsequences = subsequences_of(staged);
+    if (subsequences == 0) continue;
+    staged.runs = static_cast<unsigned>(search_.run_bytes / kAlignment);
+    search_.run_bytes += (3 * subsequences + 1) * sizeof(FoundRun);
+    staged.found_points = static_cast<unsigned>(end);
+    staged.points += staged.found_points;
+    end += aligned((std::size_t{static_cast<unsigned>(staged.points_in_row)} *
+                        static_cast<unsigned>(staged.scan_rows) + 1) * sizeof(StagedPoint));
+  }
+  search_.point_bytes = search_.images == 0 ? 0 : end - used_;
 }
 
 std::size_t Staging::used() const {

@@ -28,8 +28,8 @@ class Staging {
   };
 
   // `memory` must stay valid while threads use it. Each `views` images in a row may be views of one file, which is then
-  // decoded once.
-  Staging(std::uint8_t* memory, std::size_t size, std::size_t count, std::size_t views = 1);
+  // decoded once. With `finds`, files without points in the index are prepared as well: the kernels find those.
+  Staging(std::uint8_t* memory, std::size_t size, std::size_t count, std::size_t views = 1, bool finds = false);
 
   // Prepares one image, whose result begins at byte `out` of the batch's pixels. False if it has to be decoded here:
   // see stage_image(), or there is no room. Never throws.
@@ -47,6 +47,15 @@ class Staging {
   // Once finished: where the sets of codes begin, and their number.
   std::size_t codes_at() const { return codes_at_; }
   std::size_t code_sets() const { return codes_.size(); }
+
+  // Once finished, of the images whose points are to be found.
+  struct Search {
+    std::size_t images = 0;
+    std::size_t work = 0, work_items = 0;  // byte of the batch where their StagedWork begins
+    std::size_t run_bytes = 0;             // of intermediate results
+    std::size_t point_bytes = 0;           // behind the batch's used() bytes
+  };
+  const Search& search() const { return search_; }
 
   std::size_t size() const { return count_; }
   std::size_t used() const;
@@ -68,9 +77,11 @@ class Staging {
                 const SampleOptions& options, std::size_t out);
   bool stage(std::size_t number, ByteSource& source, const JpegHeader& header, const Geometry& geometry,
              const SampleOptions& options, std::size_t out, StagedData data, std::size_t owner);
+  void place_searches();
 
   std::uint8_t* const memory_;
   const std::size_t size_, count_, views_;
+  const bool finds_;
   mutable std::mutex mutex_;
   std::condition_variable staged_;  // a file is not in progress any more
   std::vector<File> files_;         // if there are several views
@@ -78,6 +89,7 @@ class Staging {
   std::size_t kept_ = 0;  // bytes kept free for finish()
   std::vector<StagedCodes> codes_;
   std::size_t codes_at_ = 0;
+  Search search_;
 };
 
 }  // namespace fastload

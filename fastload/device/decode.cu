@@ -12,3 +12,4 @@
 
 #include "huffman.cu"
 #include "pixels.cu"
+#include "points.cu"

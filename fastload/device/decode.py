@@ -30,7 +30,10 @@ if TYPE_CHECKING:
     from fastload.device.timing import Timing
 
 KERNELS: Final = {
-    "decode.cu": ("tables", "huffman", "transform", "rows", "columns_first", "second_pass"),
+    "decode.cu": (
+        *("tables", "subsequences", "synchronize", "chain", "points"),
+        *("huffman", "transform", "rows", "columns_first", "second_pass"),
+    ),
     "steps.cu": ("steps",),
 }
 
@@ -44,6 +47,8 @@ _WORK_THREADS: Final = 64  # threads of a block; these are as in huffman.cu and 
 _BLOCKS_AT_ONCE: Final = 32
 _TABLE_THREADS: Final = 256
 _TABLE_BLOCKS: Final = 8  # for each set of codes
+_FIND_THREADS: Final = 256  # these two are as in points.cu
+_CHAIN_THREADS: Final = 512
 _PIXEL_THREADS: Final = 128
 _ROWS_AT_ONCE: Final = 4
 _ROWS_PER_BLOCK: Final = 8
@@ -84,6 +89,28 @@ def table_launch(codes: tuple[int, int], files: int, tables: int) -> tuple[str, 
     """
     at, sets = codes
     return "tables", (_TABLE_BLOCKS, sets), (_TABLE_THREADS, 0), (files, at, tables)
+
+
+def find_launches(
+    search: tuple[int, ...], images: int, files: int, tables: int, runs: int, found: int, bad: int
+) -> Iterator[tuple[str, tuple[int, ...], tuple[int, int], tuple[int, ...]]]:
+    """As :func:`launches`, for the kernels that find the points of files that the index does not know.
+
+    Args:
+        search: Of :attr:`_core.Staging.search`.
+        images: How many there are in the batch.
+        files: Address of the batch's files, with room for the points behind them.
+        tables: What :func:`table_launch` made.
+        runs: Room for intermediate results.
+        found: A uint32 for each image of the batch.
+        bad: An int32 for each image of the batch.
+    """
+    _, work, items = search[:3]
+    arguments = files, files + work, tables, runs
+    yield "subsequences", (items,), (_FIND_THREADS, 0), arguments
+    yield "synchronize", (items,), (_FIND_THREADS, 0), arguments
+    yield "chain", (images,), (_CHAIN_THREADS, 0), (files, 0, runs, found, bad)
+    yield "points", (items,), (_FIND_THREADS, 0), (*arguments, found, bad)
 
 
 def launches(

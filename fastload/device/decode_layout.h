@@ -12,6 +12,11 @@ constexpr int kSegmentMcus = 4;                  // between two points of a row
 constexpr int kStagedWidth = 8192;               // pixels of a region's row, at most
 constexpr unsigned kNoStagedPoint = 0xFFFFFFFF;  // of the last row of an image, whose end no point names
 
+// Of files whose points are not known, and are found by the kernels in points.cu.
+constexpr unsigned kSubsequenceBits = 1024;  // of the data, which is cut into as many pieces
+constexpr unsigned kFindsPerBlock = 512;     // subsequences of a block of threads
+constexpr unsigned kLinkMax = 256;            // subsequences in which a decoder synchronizes, or the file is bad
+
 // Where a segment begins. Each row of MCUs has one for each segment, and one behind the last. Rows begin at a multiple
 // of two segments; predictors of odd segments are not known.
 struct StagedPoint {
@@ -25,7 +30,7 @@ struct StagedPoint {
 // An axis is, for each of its `count` positions, the first source pixel in the region and the number of taps; then all
 // first weights, all second ones and so on.
 struct StagedImage {
-  unsigned data, data_bytes;  // without stuffing; zeros follow
+  unsigned data, data_bytes;  // without stuffing and restart markers; zeros follow
   unsigned points, x_axis, y_axis;
   int code_set;  // which of the batch's sets of codes; images may share it
   int owner;     // the image whose data this is: maybe another view of the same file, which is decoded once
@@ -34,6 +39,7 @@ struct StagedImage {
   int mcu_row, mcu_rows;
   int scan_columns;               // MCUs per row of the scan
   int restart_interval;           // MCUs; 0: none
+  int points_in_row;              // distance of two rows' points
   int image_width, image_height;  // pixels
   int left, top, width, height;   // the pixels to make of them
   int out_width, out_height;
@@ -46,10 +52,26 @@ struct StagedImage {
   // last one makes what goes to `out`.
   unsigned steps, step_pixels;
   int step_count, step_images;  // the latter 1 or 2, or 0 without steps
+  // If its points are to be found: the ends of its restart intervals, bytes of the data; the scan's rows of MCUs.
+  unsigned intervals, interval_count;
+  int scan_rows;
+  // Set for all images at once: where the points that are found go, from the whole scan's first on.
+  unsigned found_points;
   // Set for all images at once: where intermediate results go, in units of 16 bytes.
+  unsigned runs;
   unsigned coefficients, samples, rgb, between;
   unsigned stepped[2];
 };
+
+// What a decoder has done in a run over an image's data. What `chain` makes of it is another one's beginning.
+struct FoundRun {
+  unsigned bit, state;  // where it has ended: block of the MCU << 8 | zigzag index, or kFinishedState
+  unsigned blocks;      // that have ended
+  int sums[kStagedComponents];  // of DC differences since the last restart
+  unsigned link;                // the subsequence at whose end it was in the state of that one's own decoder
+  unsigned restarted;           // whether there was a restart
+};
+constexpr unsigned kFinishedState = 0xFFFFFFFF;  // at the end of the data
 
 // A block of threads of the first kernel: each decodes a segment of one image, from the upper left on. Rows have an
 // even number; the last one may have nothing to do.

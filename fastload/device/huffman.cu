@@ -172,7 +172,6 @@ extern "C" __global__ void __launch_bounds__(kWorkThreads)
   constexpr int kTwo = 2 * kSegmentMcus;
   const int end_column = image.mcu_column + image.mcu_columns, begin_column = image.mcu_column / kTwo * kTwo;
   const int threads = ((end_column - 1) / kTwo - image.mcu_column / kTwo + 1) * 2;  // of a row
-  const int points = (end_column - begin_column + kSegmentMcus - 1) / kSegmentMcus + 1;
   const int row = min((item.thread + thread) / threads, image.mcu_rows - 1);
   const int number = item.thread + thread - row * threads;
   const int first = begin_column + number * kSegmentMcus;
@@ -182,7 +181,7 @@ extern "C" __global__ void __launch_bounds__(kWorkThreads)
   const int outside = max(image.mcu_column - first, 0) * blocks;
   const int count = number < threads ? max(end - first, 0) * blocks : 0;
   const StagedPoint* const point =
-      reinterpret_cast<const StagedPoint*>(batch + image.points) + row * points + (count > 0 ? number : 0);
+      reinterpret_cast<const StagedPoint*>(batch + image.points) + row * image.points_in_row + (count > 0 ? number : 0);
   const bool is_odd = number % 2 != 0;
 
   Bits in;

@@ -124,6 +124,8 @@ extern "C" void run(const char* name, const unsigned* grid, const unsigned* shap
             chain(at(0), a[1], at(2), (unsigned*)at(3), (int*)at(4));
         else if (kernel == "points")
             points(at(0), (const StagedWork*)at(1), (const Tables*)at(2), at(3), (const unsigned*)at(4), (int*)at(5));
+        else if (kernel == "stuffed")
+            stuffed(at(0), a[1], (const unsigned*)at(2));
         else if (kernel == "huffman")
             huffman(at(0), (const StagedWork*)at(1), (const Tables*)at(2), (short*)at(3), (int*)at(4));
         else if (kernel == "transform")
@@ -205,6 +207,7 @@ class KernelsOnCpu:
                 self._launch(launch)
             for block in blocks:
                 assert set(block[:_MARGIN].tolist() + block[-_MARGIN:].tolist()) == {0xA5}
+        self.found = memory[staging.used :]
         has = staging.has()
         return [image for image in range(images) if has[image] and bad[staging.owner(image)]]
 

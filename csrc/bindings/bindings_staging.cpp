@@ -58,6 +58,17 @@ void bind_staging(nb::module_& m) {
                      return nb::make_tuple(search.images, search.work, search.work_items, search.run_bytes,
                                            search.point_bytes);
                    })
+      .def(
+          "learn",
+          [](const BoundStaging& self, std::size_t image, const StagingMemory& found, JpegIndex& index) {
+            if (image >= self.staging->size()) throw nb::index_error("image out of range");
+            if (found.size() < self.staging->search().point_bytes) {
+              throw nb::value_error("found must be as large as the search says");
+            }
+            const nb::gil_scoped_release unlocked;
+            return self.staging->learn(image, found.data(), index);
+          },
+          "image"_a, "found"_a.noconvert(), "index"_a)
       .def_prop_ro("used", [](const BoundStaging& self) { return self.staging->used(); })
       .def_prop_ro("wanted", [](const BoundStaging& self) { return self.staging->wanted(); })
       .def_prop_ro(

@@ -121,12 +121,11 @@ bool ImageStager::prepare_scan(ByteSource& source, const JpegHeader& header, con
   const Scan& scan = baseline_.scan;
   const McuWindow mcus =
       mcus_of(scan, header.width, header.height, region.left, region.width, region.top, region.top + region.height);
-  JpegIndex::Key key;
   JpegIndex::Points points;
   CodedPoints known;
   if (index != nullptr) {
-    if (!index->key_of(source, key)) return false;
-    points = index->find(key);
+    if (!index->key_of(source, key_)) return false;
+    points = index->find(key_);
   }
   const bool knows = points != nullptr && known.open(points->data(), points->size(), scan) &&
                      mcus.checked_row < known.rows();
@@ -286,6 +285,26 @@ bool ImageStager::write(ByteSource& source, std::uint8_t* memory, std::size_t at
   image.data_bytes = static_cast<unsigned>(data_ - to);
   std::memset(data_, 0, kZeros);
   return true;
+}
+
+std::vector<std::uint8_t> coded(const StagedPoint* found, const Scan& scan) {
+  if (!PointRecorder::takes(scan)) return {};
+  PointRecorder recorder;
+  recorder.begin(scan, CodedPoints());
+  std::uint64_t stuffed = 0, before = 0;
+  for (std::uint64_t mcu = 0; mcu < std::uint64_t{scan.mcu_columns} * scan.mcu_rows; mcu = recorder.next_mcu(), ++found) {
+    if (found->bit < before) return {};
+    before = found->bit;
+    stuffed += found->stuffed;
+    const std::uint64_t restarts = scan.restart_interval == 0 ? 0 : mcu / scan.restart_interval;
+    ScanPoint point;
+    point.mcu = mcu;
+    point.byte = static_cast<std::size_t>(scan.data_at + found->bit / 8 + stuffed + 2 * restarts);
+    point.bit = static_cast<int>(found->bit % 8);
+    std::copy(std::begin(found->predictors), std::end(found->predictors), point.predictors);
+    recorder.add(point);
+  }
+  return recorder.encode(scan.mcu_rows);
 }
 
 }  // namespace fastload

@@ -37,6 +37,10 @@ class ImageStager {
   // std::bad_alloc.
   bool prepare(ByteSource& source, const JpegHeader& header, const Region& crop, const ResizeJob& job, JpegIndex* index,
                StagedData data, bool finds, StagedImage& image);
+  // Whether the kernels find the prepared image's points; the index then knows the file by key(), if there is one.
+  bool finds() const { return intervals_ > 0; }
+  const JpegIndex::Key& key() const { return key_; }
+  const Scan& scan() const { return baseline_.scan; }
   // Of the prepared image, without a number.
   const StagedCodes& codes() const { return codes_; }
   // What else write() writes, where image.steps will say. prepare() empties it.
@@ -65,9 +69,14 @@ class ImageStager {
   std::vector<ScanPoint> points_;
   std::size_t segments_ = 0;      // of each row
   bool open_end_ = false;         // no point says where the last row ends
+  JpegIndex::Key key_;
   std::size_t intervals_ = 0;     // of a scan whose points are to be found; 0: they are known
   std::size_t data_bytes_ = 0;    // at most
   std::uint8_t* data_ = nullptr;  // behind the data that is written
 };
+
+// Lists the points that kernels have found in a scan's data as the index keeps them. Empty if they are not in order, or
+// PointRecorder doesn't take them. Throws std::bad_alloc.
+std::vector<std::uint8_t> coded(const StagedPoint* found, const Scan& scan);
 
 }  // namespace fastload

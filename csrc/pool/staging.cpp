@@ -5,6 +5,7 @@
 #include <cstring>
 #include <new>
 #include <stdexcept>
+#include <utility>
 
 namespace fastload {
 namespace {
@@ -61,6 +62,7 @@ Staging::Staging(std::uint8_t* memory, std::size_t size, std::size_t count, std:
   }
   if (views == 0 || count % views != 0) throw std::invalid_argument("each sample must have all views");
   if (views > 1) files_.resize(count / views);
+  if (finds) sought_.resize(count);
   std::memset(memory_, 0, used_);
 }
 
@@ -139,6 +141,7 @@ bool Staging::stage(std::size_t number, ByteSource& source, const JpegHeader& he
     kept_ += kept;
   }
   if (!stager.write(source, memory_ + at, at, staged)) return false;
+  if (staged.interval_count > 0) sought_[number] = {stager.key(), stager.scan()};
   staged.out = out;
   staged.owner = static_cast<int>(owner);
   image(number) = staged;
@@ -246,7 +249,8 @@ std::vector<Staging::Chunk> Staging::finish(std::size_t most_bytes) {
 
 // Where the kernels write the runs and the points that they find: the latter behind what is used.
 void Staging::place_searches() {
-  std::size_t end = aligned(used_);
+  used_ = aligned(used_);
+  std::size_t end = used_;
   for (std::size_t number = 0; number < count_; ++number) {
     StagedImage& staged = image(number);
     const std::size_t subsequences = subsequences_of(staged);
@@ -259,6 +263,16 @@ void Staging::place_searches() {
                         static_cast<unsigned>(staged.scan_rows) + 1) * sizeof(StagedPoint));
   }
   search_.point_bytes = search_.images == 0 ? 0 : end - used_;
+}
+
+bool Staging::learn(std::size_t number, const std::uint8_t* found, JpegIndex& index) const {
+  const StagedImage& staged = image(number);
+  if (staged.interval_count == 0) return false;
+  const Sought& sought = sought_[number];
+  auto points = coded(reinterpret_cast<const StagedPoint*>(found + (staged.found_points - used_)), sought.scan);
+  if (points.empty()) return false;
+  index.keep(sought.key, std::move(points));
+  return true;
 }
 
 std::size_t Staging::used() const {

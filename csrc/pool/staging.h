@@ -56,6 +56,9 @@ class Staging {
     std::size_t point_bytes = 0;           // behind the batch's used() bytes
   };
   const Search& search() const { return search_; }
+  // Once the kernels have run: notes in the index what they have found of an image. `found` are the search's points.
+  // False if nothing was to be found, or it cannot be kept. Throws std::bad_alloc. Thread-safe.
+  bool learn(std::size_t number, const std::uint8_t* found, JpegIndex& index) const;
 
   std::size_t size() const { return count_; }
   std::size_t used() const;
@@ -70,6 +73,12 @@ class Staging {
     State state = State::unknown;
     JpegIndex::Key key;
     std::size_t owner = 0;
+  };
+
+  // The file of an image whose points are to be found.
+  struct Sought {
+    JpegIndex::Key key;
+    Scan scan;
   };
 
   StagedImage& image(std::size_t number) const { return reinterpret_cast<StagedImage*>(memory_)[number]; }
@@ -90,6 +99,7 @@ class Staging {
   std::vector<StagedCodes> codes_;
   std::size_t codes_at_ = 0;
   Search search_;
+  std::vector<Sought> sought_;  // of each image, if points may be found
 };
 
 }  // namespace fastload

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 KERNELS: Final = {
     "decode.cu": (
-        *("tables", "subsequences", "synchronize", "chain", "points"),
+        *("tables", "subsequences", "synchronize", "chain", "points", "stuffed"),
         *("huffman", "transform", "rows", "columns_first", "second_pass"),
     ),
     "steps.cu": ("steps",),
@@ -111,6 +111,7 @@ def find_launches(
     yield "synchronize", (items,), (_FIND_THREADS, 0), arguments
     yield "chain", (images,), (_CHAIN_THREADS, 0), (files, 0, runs, found, bad)
     yield "points", (items,), (_FIND_THREADS, 0), (*arguments, found, bad)
+    yield "stuffed", (1, images), (_FIND_THREADS, 0), (files, 0, found)
 
 
 def launches(

@@ -22,7 +22,7 @@ constexpr unsigned kLinkMax = 256;            // subsequences in which a decoder
 struct StagedPoint {
   unsigned bit;  // of the image's data
   short predictors[kStagedComponents];
-  short unused;
+  unsigned short stuffed;  // if it was found: the data's bytes FF since the point before, which zeros follow in the file
 };
 
 // One image, or none: then all numbers are 0. Offsets are bytes from the batch's beginning, multiples of 16.

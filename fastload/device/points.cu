@@ -378,7 +378,7 @@ extern "C" __global__ void __launch_bounds__(kFindThreads)
         sound = sound && static_cast<u32>(value + 32768) < 65536;
         point.predictors[c] = static_cast<short>(value);
       }
-      point.unused = 0;
+      point.stuffed = 0;
       to[row * in_row + column / kSegmentMcus] = point;
     }
   };
@@ -424,6 +424,25 @@ extern "C" __global__ void __launch_bounds__(kFindThreads)
     begins = true;
   }
   if (!sound) bad[item.image] = 1;
+}
+
+// Counts the bytes FF between points, so that the host can tell where they are in the file. Grid: any number of blocks,
+// images.
+extern "C" __global__ void __launch_bounds__(kFindThreads)
+    stuffed(u8* __restrict__ batch, long long first_image, const u32* __restrict__ found) {
+  const u32 image_number = static_cast<u32>(first_image) + blockIdx.y;
+  const StagedImage& image = reinterpret_cast<const StagedImage*>(batch)[image_number];
+  if (image.interval_count == 0 || found[image_number] == 0) return;
+  const u8* const data = batch + image.data;
+  StagedPoint* const points = reinterpret_cast<StagedPoint*>(batch + image.found_points);
+  const u32 count = static_cast<u32>(image.scan_rows) * static_cast<u32>(image.points_in_row);
+  const u32 step = gridDim.x * kFindThreads;
+  for (u32 i = blockIdx.x * kFindThreads + static_cast<u32>(thread_number()) + 1; i < count; i += step) {
+    const u32 end = min(points[i].bit / 8, image.data_bytes);
+    u32 bytes = 0;
+    for (u32 at = points[i - 1].bit / 8; at < end; ++at) bytes += data[at] == 255 ? 1 : 0;
+    points[i].stuffed = static_cast<unsigned short>(bytes);
+  }
 }
 
 }  // namespace fastload

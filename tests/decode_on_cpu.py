@@ -52,6 +52,7 @@ static unsigned __byte_perm(unsigned low, unsigned high, unsigned selector) {
     for (int i = 0; i < 4; ++i) result |= unsigned(bytes >> (8 * (selector >> (4 * i) & 7)) & 255) << (8 * i);
     return result;
 }
+static int __popc(unsigned word) { return __builtin_popcount(word); }
 static unsigned atomicAdd(unsigned* to, unsigned value) { return (*to += value) - value; }
 static unsigned __vminu4(unsigned a, unsigned b) {
     unsigned all = 0;
@@ -116,16 +117,18 @@ extern "C" void run(const char* name, const unsigned* grid, const unsigned* shap
     all(grid, shape, [&] {
         if (kernel == "tables")
             tables(at(0), a[1], (Tables*)at(2));
+        else if (kernel == "find_tables")
+            find_tables((const Tables*)at(0), (FindTables*)at(1));
         else if (kernel == "subsequences")
-            subsequences(at(0), (const StagedWork*)at(1), (const Tables*)at(2), at(3));
+            subsequences(at(0), (const StagedWork*)at(1), (const FindTables*)at(2), at(3));
         else if (kernel == "synchronize")
-            synchronize(at(0), (const StagedWork*)at(1), (const Tables*)at(2), at(3));
+            synchronize(at(0), (const StagedWork*)at(1), (const FindTables*)at(2), at(3));
         else if (kernel == "chain")
-            chain(at(0), a[1], at(2), (unsigned*)at(3), (int*)at(4));
+            chain(at(0), a[1], at(2), (int*)at(3));
         else if (kernel == "points")
-            points(at(0), (const StagedWork*)at(1), (const Tables*)at(2), at(3), (const unsigned*)at(4), (int*)at(5));
+            points(at(0), (const StagedWork*)at(1), (const FindTables*)at(2), at(3), (int*)at(4));
         else if (kernel == "stuffed")
-            stuffed(at(0), a[1], (const unsigned*)at(2));
+            stuffed(at(0), a[1], (const int*)at(2));
         else if (kernel == "huffman")
             huffman(at(0), (const StagedWork*)at(1), (const Tables*)at(2), (short*)at(3), (int*)at(4));
         else if (kernel == "transform")
@@ -193,9 +196,9 @@ class KernelsOnCpu:
         self._launch(decode.table_launch(staging.codes, memory.data_ptr(), tables.data_ptr()))
         if search[0]:
             runs = torch.full((search[3] + 2 * _MARGIN,), 0xA5, dtype=torch.uint8)
-            found = torch.full((images,), -1, dtype=torch.int32)
-            addresses = [tensor.data_ptr() for tensor in (memory, tables, runs[_MARGIN:-_MARGIN], found, bad)]
-            for launch in decode.find_launches(search, images, *addresses):
+            find_tables = torch.full((staging.codes[1] * staging.find_table_bytes,), 0xA5, dtype=torch.uint8)
+            addresses = [tensor.data_ptr() for tensor in (memory, tables, find_tables, runs[_MARGIN:-_MARGIN], bad)]
+            for launch in decode.find_launches(search, images, staging.codes[1], *addresses):
                 self._launch(launch)
             assert set(runs[:_MARGIN].tolist() + runs[-_MARGIN:].tolist()) == {0xA5}
         for chunk in chunks:

@@ -74,6 +74,7 @@ void bind_staging(nb::module_& m) {
       .def_prop_ro(
           "codes",
           [](const BoundStaging& self) { return nb::make_tuple(self.staging->codes_at(), self.staging->code_sets()); })
+      .def_prop_ro_static("find_table_bytes", [](nb::handle) { return kFindTableBytes; })
       .def_prop_ro_static("table_bytes", [](nb::handle) { return kStagedTableBytes; })
       .def_prop_ro_static("bytes_per_image", [](nb::handle) { return sizeof(StagedImage); });
 }

@@ -229,7 +229,7 @@ std::vector<Staging::Chunk> Staging::finish(std::size_t most_bytes) {
     const std::size_t subsequences = subsequences_of(image(number));
     if (subsequences == 0) continue;
     ++search_.images;
-    for (std::size_t first = 0; first < subsequences; first += kFindsPerBlock) {
+    for (std::size_t first = 0; first <= subsequences; first += kFindsPerBlock) {
       work.push_back({static_cast<int>(number), static_cast<int>(first)});
     }
   }

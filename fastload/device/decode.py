@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 KERNELS: Final = {
     "decode.cu": (
-        *("tables", "subsequences", "synchronize", "chain", "points", "stuffed"),
+        *("tables", "find_tables", "subsequences", "synchronize", "chain", "points", "stuffed"),
         *("huffman", "transform", "rows", "columns_first", "second_pass"),
     ),
     "steps.cu": ("steps",),
@@ -92,26 +92,28 @@ def table_launch(codes: tuple[int, int], files: int, tables: int) -> tuple[str, 
 
 
 def find_launches(
-    search: tuple[int, ...], images: int, files: int, tables: int, runs: int, found: int, bad: int
+    search: tuple[int, ...], images: int, sets: int, files: int, tables: int, find_tables: int, runs: int, bad: int
 ) -> Iterator[tuple[str, tuple[int, ...], tuple[int, int], tuple[int, ...]]]:
     """As :func:`launches`, for the kernels that find the points of files that the index does not know.
 
     Args:
         search: Of :attr:`_core.Staging.search`.
         images: How many there are in the batch.
+        sets: How many sets of codes.
         files: Address of the batch's files, with room for the points behind them.
         tables: What :func:`table_launch` made.
+        find_tables: Room for ``_core.Staging.find_table_bytes`` for each set of codes.
         runs: Room for intermediate results.
-        found: A uint32 for each image of the batch.
         bad: An int32 for each image of the batch.
     """
     _, work, items = search[:3]
-    arguments = files, files + work, tables, runs
+    yield "find_tables", (_TABLE_BLOCKS, sets), (_TABLE_THREADS, 0), (tables, find_tables)
+    arguments = files, files + work, find_tables, runs
     yield "subsequences", (items,), (_FIND_THREADS, 0), arguments
     yield "synchronize", (items,), (_FIND_THREADS, 0), arguments
-    yield "chain", (images,), (_CHAIN_THREADS, 0), (files, 0, runs, found, bad)
-    yield "points", (items,), (_FIND_THREADS, 0), (*arguments, found, bad)
-    yield "stuffed", (1, images), (_FIND_THREADS, 0), (files, 0, found)
+    yield "chain", (images,), (_CHAIN_THREADS, 0), (files, 0, runs, bad)
+    yield "points", (items,), (_FIND_THREADS, 0), (*arguments, bad)
+    yield "stuffed", (1, images), (_FIND_THREADS, 0), (files, 0, bad)
 
 
 def launches(

@@ -14,7 +14,8 @@ constexpr unsigned kNoStagedPoint = 0xFFFFFFFF;  // of the last row of an image,
 
 // Of files whose points are not known, and are found by the kernels in points.cu.
 constexpr unsigned kSubsequenceBits = 1024;  // of the data, which is cut into as many pieces
-constexpr unsigned kFindsPerBlock = 512;     // subsequences of a block of threads
+constexpr unsigned kFindsPerBlock = 256;     // subsequences of a block of threads
+constexpr int kFindTableBytes = 11808;       // of device memory for the tables made of an image's codes
 constexpr unsigned kLinkMax = 256;            // subsequences in which a decoder synchronizes, or the file is bad
 
 // Where a segment begins. Each row of MCUs has one for each segment, and one behind the last. Rows begin at a multiple
@@ -63,13 +64,13 @@ struct StagedImage {
   unsigned stepped[2];
 };
 
-// What a decoder has done in a run over an image's data. What `chain` makes of it is another one's beginning.
+// What a decoder has done in a run over an image's data; or where one begins, and what those before it have done.
 struct FoundRun {
-  unsigned bit, state;  // where it has ended: block of the MCU << 8 | zigzag index, or kFinishedState
+  unsigned bit, state;  // where it has ended; the block of the MCU that comes next, or kFinishedState
   unsigned blocks;      // that have ended
   int sums[kStagedComponents];  // of DC differences since the last restart
   unsigned link;                // the subsequence at whose end it was in the state of that one's own decoder
-  unsigned restarted;           // whether there was a restart
+  unsigned restarted;           // whether there was a restart; of a beginning, whether it is on the chain
 };
 constexpr unsigned kFinishedState = 0xFFFFFFFF;  // at the end of the data
 

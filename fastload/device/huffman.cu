@@ -54,6 +54,7 @@ struct Tables {
 static_assert(sizeof(Tables) == kStagedTableBytes && sizeof(Tables) % 16 == 0);
 
 // The symbol at the beginning of 16 bits, whose code has at least `from` bits, or 0.
+template <typename Tables>
 __device__ __forceinline__ u32 symbol_of(const Tables& tables, int which, u32 next, int from, int to) {
   const Code& code = tables.codes[which];
   int length = from;

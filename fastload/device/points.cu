@@ -4,10 +4,10 @@
 // started at the scan's beginning (Weissenberger and Schmidt, "Massively Parallel Huffman Decoding on GPUs", 2018, and
 // "Accelerating JPEG Decompression on GPUs", arXiv 2111.09219). The scan is cut into subsequences of equal length.
 // `subsequences` decodes each from its first bit on. `synchronize` decodes on from where each ended, until it is in the
-// state in which a later one has ended: a link. `chain` follows the links from the scan's first bit on, which is what a
+// state in which a later one has ended: a link. All end behind a block. `chain` follows the links from the scan's first bit on, which is what a
 // sequential decoder would do, and adds up blocks and DC differences. `points` decodes once more, along the chain, and
-// writes the points. Whatever does not come out even (links, numbers of blocks, restarts, the end of the data) makes the
-// image bad: the host decodes it.
+// writes the points; `stuffed` says where these are in the file. Whatever does not come out even (links, numbers of
+// blocks, restarts, the end of the data) makes the image bad: the host decodes it.
 
 #include "decode_layout.h"
 #include "huffman.cu"
@@ -15,16 +15,78 @@
 namespace fastload {
 namespace {
 
-constexpr int kFindThreads = 256;  // as in decode.py
+constexpr int kFindThreads = kFindsPerBlock;  // as in decode.py, as the next line
 constexpr int kChainThreads = 512;
 constexpr u32 kNoLink = 0xFFFFFFFF, kEndLink = 0xFFFFFFFE;
+constexpr int kAdvanceBits = 11;  // by which AC symbols are looked up, as many at once as these bits have
+constexpr int kAdvances = 1 << kAdvanceBits;
+constexpr u32 kEnds = 1u << 12;  // of an advance: the block has no more symbols
+
+// What symbols are looked up in. An advance: from the lowest bit on, 5 bits for the bits of its symbols and their
+// values, 7 for how much the zigzag index grows, and kEnds. 0 if no symbol is known.
+struct FindTables {
+  u16 dc[kEachCodes][kDcSymbols], advances[kEachCodes][kAdvances];
+  Code codes[kStagedCodes];
+  u8 symbols[kStagedCodes][kStagedCodeBytes - 16];
+};
+static_assert(sizeof(FindTables) == kFindTableBytes && sizeof(FindTables) % 16 == 0);
+
+// The advance that bits begin with.
+__device__ __forceinline__ u32 advance_of(const Tables& tables, int which, u32 bits) {
+  u32 taken = 0, grown = 0, ends = 0;
+  while (taken < kAdvanceBits && ends == 0) {
+    const u32 left = kAdvanceBits - taken, next = bits << (taken + 16 - kAdvanceBits) & 0xFFFF;
+    const u32 symbol = symbol_of(tables, which, next, 1, static_cast<int>(left));
+    const u32 length = symbol >> 4 & 31, skipped = symbol >> 9;
+    const u32 last = skipped == kBlockEnd ? kEnds : 0, more = last != 0 ? 0 : skipped + 1;
+    if (symbol == 0 || (taken > 0 && (length > left || grown + more > 63))) break;
+    taken += length;
+    ends = last;
+    grown += more;
+  }
+  return taken | grown << 5 | ends;
+}
+
+// What a block of threads has in shared memory: an image's tables, and the data from its first subsequence on.
+constexpr u32 kSubsequenceWords = kSubsequenceBits / 32;
+constexpr u32 kWindowWords = (kFindsPerBlock + 16) * kSubsequenceWords;
+static_assert(kSubsequenceWords == 32);  // so that words of subsequences lie in different banks
+struct Window {
+  FindTables tables;
+  u32 words[kWindowWords + kWindowWords / kSubsequenceWords];
+  u32 first;  // the image's word that is here first
+  u32 taken;  // runs that threads have begun
+};
+static_assert(sizeof(Window) <= 48 << 10);
+
+__device__ __forceinline__ u32 word_of(const u8* batch, const StagedImage& image, u32 number) {
+  if (number >= (image.data_bytes + 3) / 4) return 0;
+  return __byte_perm(__ldg(reinterpret_cast<const u32*>(batch + image.data) + number), 0, 0x0123);
+}
+
+__device__ __forceinline__ void load(const u8* batch, const StagedImage& image, const FindTables* tables, u32 first,
+                                     Window& to) {
+  const u32 thread = static_cast<u32>(thread_number());
+  const uint4* const made = reinterpret_cast<const uint4*>(tables + image.code_set);
+  for (u32 i = thread; i < sizeof(FindTables) / 16; i += kFindThreads) {
+    reinterpret_cast<uint4*>(&to.tables)[i] = __ldg(made + i);
+  }
+  for (u32 i = thread; i < kWindowWords; i += kFindThreads) {
+    to.words[i + i / kSubsequenceWords] = word_of(batch, image, first * kSubsequenceWords + i);
+  }
+  if (thread == 0) {
+    to.first = first * kSubsequenceWords;
+    to.taken = kFindThreads;
+  }
+  __syncthreads();
+}
 
 // A sequential decoder that keeps no values but the sums of DC differences. It may start anywhere.
 struct Walk {
-  const Tables& tables;
-  const u32* data;
+  const Window& window;
+  const u8* batch;
+  const StagedImage& image;
   const u32* ends;  // of the restart intervals, in bytes
-  u32 words, intervals;
   u32 first_kinds, last_kind, blocks_per_mcu;
 
   u32 position, now, next, after;  // bits; the words at and behind the position
@@ -34,12 +96,8 @@ struct Walk {
   int sums[3];                     // of each component's DC differences since the last restart
   bool restarted, finished, wrong;
 
-  __device__ __forceinline__ Walk(const Tables& tables, const u8* batch, const StagedImage& image)
-      : tables(tables),
-        data(reinterpret_cast<const u32*>(batch + image.data)),
-        ends(reinterpret_cast<const u32*>(batch + image.intervals)),
-        words((image.data_bytes + 3) / 4),
-        intervals(static_cast<u32>(image.interval_count)) {
+  __device__ __forceinline__ Walk(const Window& window, const u8* batch, const StagedImage& image)
+      : window(window), batch(batch), image(image), ends(reinterpret_cast<const u32*>(batch + image.intervals)) {
     const int luma = image.across * image.down, count = luma + image.components - 1;
     first_kinds = 0;
     for (int i = 0; i < count; ++i) {
@@ -50,7 +108,10 @@ struct Walk {
     blocks_per_mcu = static_cast<u32>(count);
   }
 
-  __device__ __forceinline__ u32 word(u32 i) const { return i < words ? __byte_perm(__ldg(data + i), 0, 0x0123) : 0; }
+  __device__ __forceinline__ u32 word(u32 number) const {
+    const u32 i = number - window.first;
+    return i < kWindowWords ? window.words[i + i / kSubsequenceWords] : word_of(batch, image, number);
+  }
   __device__ __forceinline__ u32 peek() const { return __funnelshift_l(next, now, position & 31); }
   __device__ __forceinline__ void seek(u32 bit) {
     position = bit;
@@ -69,20 +130,19 @@ struct Walk {
     }
   }
 
-  // Begins at a bit, with a block of the MCU and a zigzag index.
+  // Begins at a bit, with a block of the MCU, or at the end.
   __device__ __forceinline__ void begin(u32 bit, u32 state) {
     finished = state == kFinishedState;
-    if (finished) state = 0;
     seek(bit);
-    block = state >> 8;
-    k = state & 255;
+    block = finished ? 0 : state;
+    k = 0;
     kinds = block == 0 ? first_kinds
                        : first_kinds >> (4 * block) | (first_kinds << (4 * (blocks_per_mcu - block)) &
                                                        ((2u << (last_kind + 3)) - 1));
     blocks = 0;
     sums[0] = sums[1] = sums[2] = 0;
     restarted = wrong = false;
-    u32 low = 0, high = intervals - 1;  // the first interval that ends behind the bit
+    u32 low = 0, high = image.interval_count - 1;  // the first interval that ends behind the bit
     while (low < high) {
       const u32 middle = (low + high) / 2;
       if (ends[middle] * 8 > bit) {
@@ -93,9 +153,16 @@ struct Walk {
     }
     interval = low;
     end = ends[low] * 8;
-    if (state == 0 && !finished) settle();
+    if (state == 0) settle();
   }
-  __device__ __forceinline__ u32 state() const { return block << 8 | k; }
+  // Decodes up to the first end of a block at a bit or behind it.
+  __device__ __forceinline__ void run(u32 until) {
+    while (position < until && !finished) {
+      while (!step()) {
+      }
+    }
+  }
+  __device__ __forceinline__ u32 state() const { return finished ? kFinishedState : block; }
 
   // Before an MCU: goes on to the next interval, or finishes, if only the padding of this one is left.
   __device__ __forceinline__ void settle() {
@@ -110,7 +177,7 @@ struct Walk {
   __device__ __forceinline__ void leave() {
     block = k = 0;
     kinds = first_kinds;
-    if (interval + 1 >= intervals) {
+    if (interval + 1 >= image.interval_count) {
       finished = true;
       return;
     }
@@ -120,66 +187,62 @@ struct Walk {
     sums[0] = sums[1] = sums[2] = 0;
   }
 
-  // Decodes a symbol. True if an MCU comes next.
+  // Decodes a DC symbol, or as many AC symbols as an advance has. True if a block has ended.
   __device__ __forceinline__ bool step() {
-    const u32 bits_ahead = peek();
-    const u16* const dc = tables.dc[0] + (kinds >> 2 & 1) * kDcSymbols + (bits_ahead >> (32 - kDcBits));
-    const u16* const ac = tables.ac[0] + (kinds >> 3 & 1) * kAcSymbols + (bits_ahead >> (32 - kAcBits));
-    u32 symbol = *(k == 0 ? dc : ac);
-    if (symbol == 0) {
-      symbol = k == 0 ? symbol_of(tables, kinds >> 2 & 1, bits_ahead >> 16, kDcBits + 1, 16)
-                      : symbol_of(tables, (kinds >> 3 & 1) + kEachCodes, bits_ahead >> 16, kAcBits + 1, 16);
-      if (symbol == 0) {
+    const u32 ahead = peek(), is_ac = k != 0 ? 1 : 0;
+    const u32 which = kinds >> (2 + is_ac) & 1;
+    u32 found = is_ac != 0 ? window.tables.advances[which][ahead >> (32 - kAdvanceBits)]
+                           : window.tables.dc[which][ahead >> (32 - kDcBits)];
+    u32 grown = found >> 5 & 127, bits = found & 31;
+    bool ends = (found & kEnds) != 0;
+    if (found == 0 || is_ac == 0 || k + grown + (ends ? 1 : 0) > 64) {
+      // A single symbol: symbols behind the block's last value are another's.
+      if (found == 0 || is_ac != 0) {
+        const int from = is_ac == 0 ? kDcBits + 1 : found == 0 ? kAdvanceBits + 1 : 1;
+        found = symbol_of(window.tables, static_cast<int>(which + is_ac * kEachCodes), ahead >> 16, from, 16);
+      }
+      if (found == 0) {
         wrong = true;
         take(1);
         block = k = 0;
         kinds = first_kinds;
         if (position >= end) leave();
-        return false;
+        return true;
+      }
+      const u32 size = found & 15, skipped = found >> 9;
+      bits = found >> 4 & 31;
+      ends = skipped == kBlockEnd;
+      grown = ends ? 0 : skipped + 1;
+      wrong |= k + grown > 64;
+      if (is_ac == 0) {
+        const u32 tail = ahead << (bits - size);
+        const int value = static_cast<int>(tail >> 1 >> (31 - size)) +
+                          (static_cast<int>(tail) < 0 ? 0 : 1 - static_cast<int>(1u << size));
+        const u32 component = kinds & 3;
+        sums[0] += component == 0 ? value : 0;
+        sums[1] += component == 1 ? value : 0;
+        sums[2] += component == 2 ? value : 0;
       }
     }
-    const u32 size = symbol & 15, bits = symbol >> 4 & 31, at = k + (symbol >> 9);
     take(bits);
-    if (k == 0) {
-      const u32 tail = bits_ahead << (bits - size);
-      const int value = static_cast<int>(tail >> 1 >> (31 - size)) +
-                        (static_cast<int>(tail) < 0 ? 0 : 1 - static_cast<int>(1u << size));
-      const u32 component = kinds & 3;
-      sums[0] += component == 0 ? value : 0;
-      sums[1] += component == 1 ? value : 0;
-      sums[2] += component == 2 ? value : 0;
-    }
-    wrong |= (at & kWrongIndex) != 0;
-    if (at < 63) {
-      k = at + 1;
-      return false;
-    }
+    k += grown;
+    if (!ends && k < 64) return false;
     k = 0;
     ++blocks;
     kinds = kinds >> 4 | (kinds & 15) << last_kind;
-    if (++block < blocks_per_mcu) {
-      if (position > end) settle();
-      return false;
-    }
-    block = 0;
-    settle();
+    ++block;
+    if (block == blocks_per_mcu) block = 0;
+    if (block == 0 || position > end) settle();
     return true;
   }
 };
-
-__device__ __forceinline__ const Tables& load_tables(const Tables* from, uint4* shared) {
-  const uint4* const made = reinterpret_cast<const uint4*>(from);
-  for (int i = thread_number(); i < static_cast<int>(sizeof(Tables) / 16); i += kFindThreads) {
-    shared[i] = __ldg(made + i);
-  }
-  return *reinterpret_cast<const Tables*>(shared);
-}
 
 __device__ __forceinline__ u32 subsequences_of(const StagedImage& image) {
   return (image.data_bytes * 8 + kSubsequenceBits - 1) / kSubsequenceBits;
 }
 
-// An image's runs: those of `subsequences`, of `synchronize`, and the beginnings that `chain` writes.
+// An image's runs: those of `subsequences`, those of `synchronize`, and the beginnings that `chain` writes: first the
+// scan's, then for each run its own.
 struct Runs {
   FoundRun *own, *linked, *begun;
   u32 count;
@@ -191,85 +254,81 @@ struct Runs {
 };
 
 __device__ __forceinline__ void store(const Walk& walk, u32 link, FoundRun& to) {
-  to = {walk.position, walk.finished ? kFinishedState : walk.state(),         walk.blocks, {walk.sums[0], walk.sums[1], walk.sums[2]},
-        link,          walk.restarted ? 1u : 0u};
+  to = {walk.position,
+        walk.state(),
+        walk.blocks,
+        {walk.sums[0], walk.sums[1], walk.sums[2]},
+        link,
+        walk.restarted ? 1u : 0u};
 }
 
 }  // namespace
 
+// Makes the tables for the kernels that follow of those that the batch's images share. Grid: any number of blocks,
+// tables.
+extern "C" __global__ void __launch_bounds__(kTableThreads)
+    find_tables(const Tables* __restrict__ tables_of, FindTables* __restrict__ made) {
+  const Tables& from = tables_of[blockIdx.y];
+  FindTables& to = made[blockIdx.y];
+  const int thread = thread_number(), begin = static_cast<int>(blockIdx.x) * kTableThreads + thread;
+  const int step = static_cast<int>(gridDim.x) * kTableThreads;
+  for (int i = 0; i < kEachCodes; ++i) {
+    for (int j = begin; j < kDcSymbols; j += step) to.dc[i][j] = from.dc[i][j];
+    for (int j = begin; j < kAdvances; j += step) {
+      to.advances[i][j] = static_cast<u16>(advance_of(from, i + kEachCodes, static_cast<u32>(j)));
+    }
+  }
+  if (blockIdx.x != 0) return;
+  if (thread < kStagedCodes) to.codes[thread] = from.codes[thread];
+  for (int i = 0; i < kStagedCodes; ++i) to.symbols[i][thread] = from.symbols[i][thread];
+}
+
 extern "C" __global__ void __launch_bounds__(kFindThreads)
     subsequences(const u8* __restrict__ batch, const StagedWork* __restrict__ work,
-                 const Tables* __restrict__ tables_of, u8* __restrict__ scratch) {
-  __shared__ uint4 shared[sizeof(Tables) / 16];
+                 const FindTables* __restrict__ tables, u8* __restrict__ scratch) {
+  __shared__ Window window;
   const StagedWork item = work[blockIdx.x];
   const StagedImage& image = reinterpret_cast<const StagedImage*>(batch)[item.image];
-  const Tables& tables = load_tables(tables_of + image.code_set, shared);
-  __syncthreads();
+  const u32 first = static_cast<u32>(item.thread), number = first + static_cast<u32>(thread_number());
+  load(batch, image, tables, first, window);
   const Runs runs(image, scratch);
-  const u32 last = min(static_cast<u32>(item.thread) + kFindsPerBlock, runs.count);
-  Walk walk(tables, batch, image);
-  for (u32 number = static_cast<u32>(item.thread + thread_number()); number < last; number += kFindThreads) {
-    const u32 until = (number + 1) * kSubsequenceBits;
-    walk.begin(number * kSubsequenceBits, 0);
-    while (walk.position < until && !walk.finished) walk.step();
-    store(walk, kNoLink, runs.own[number]);
-  }
+  if (number >= runs.count) return;
+  Walk walk(window, batch, image);
+  walk.begin(number * kSubsequenceBits, 0);
+  walk.run((number + 1) * kSubsequenceBits);
+  store(walk, kNoLink, runs.own[number]);
 }
 
 extern "C" __global__ void __launch_bounds__(kFindThreads)
     synchronize(const u8* __restrict__ batch, const StagedWork* __restrict__ work,
-                const Tables* __restrict__ tables_of, u8* __restrict__ scratch) {
-  __shared__ uint4 shared[sizeof(Tables) / 16];
-  __shared__ u32 taken;
+                const FindTables* __restrict__ tables, u8* __restrict__ scratch) {
+  __shared__ Window window;
   const StagedWork item = work[blockIdx.x];
   const StagedImage& image = reinterpret_cast<const StagedImage*>(batch)[item.image];
-  const Tables& tables = load_tables(tables_of + image.code_set, shared);
-  if (thread_number() == 0) taken = kFindThreads;
-  __syncthreads();
+  const u32 first = static_cast<u32>(item.thread), number = first + static_cast<u32>(thread_number());
+  load(batch, image, tables, first, window);
   const Runs runs(image, scratch);
-  const u32 first = static_cast<u32>(item.thread), last = min(first + kFindsPerBlock, runs.count);
-  Walk walk(tables, batch, image);
-  u32 number = first + static_cast<u32>(thread_number()), target = 0, until = 0;
-  bool begins = true;
-  // A symbol at a time, so that threads take the next run while others of their warp still decode.
-  while (number < last) {
-    if (begins) {
-      const FoundRun& own = runs.own[number];
-      walk.begin(own.bit, own.state);
-      target = number + 1;
-      until = (target + 1) * kSubsequenceBits;
-      begins = false;
-    }
-    if (!walk.finished && walk.position < until) {
-      walk.step();
-      continue;
-    }
-    u32 link = kEndLink;
-    if (!walk.finished && target < runs.count) {
-      const FoundRun& other = runs.own[target];
-      const bool same = other.bit == walk.position && other.state == walk.state();
-      if (!same && target - number < kLinkMax) {
-        ++target;
-        until += kSubsequenceBits;
-        continue;
-      }
-      link = same ? target : kNoLink;
-    }
-    store(walk, link, runs.linked[number]);
-    number = first + atomicAdd(&taken, 1u);
-    begins = true;
+  if (number >= runs.count) return;
+  Walk walk(window, batch, image);
+  const FoundRun& own = runs.own[number];
+  walk.begin(own.bit, own.state);
+  u32 target = number, link = kNoLink;
+  while (link == kNoLink && !walk.finished && target - number < kLinkMax) {
+    walk.run((++target + 1) * kSubsequenceBits);
+    if (walk.finished || target >= runs.count) break;
+    const FoundRun& other = runs.own[target];
+    if (other.bit == walk.position && other.state == walk.state()) link = target;
   }
+  store(walk, walk.finished ? kEndLink : link, runs.linked[number]);
 }
 
 // A block for each image.
 extern "C" __global__ void __launch_bounds__(kChainThreads)
-    chain(const u8* __restrict__ batch, long long first_image, u8* __restrict__ scratch, u32* __restrict__ found,
-          int* __restrict__ bad) {
+    chain(const u8* __restrict__ batch, long long first_image, u8* __restrict__ scratch, int* __restrict__ bad) {
   struct Sum {
-    u32 links, blocks, restarted;
+    u32 blocks, restarted;
     int sums[3];
     __device__ __forceinline__ void add(const Sum& later) {
-      links += later.links;
       blocks += later.blocks;
       restarted |= later.restarted;
       for (int c = 0; c < 3; ++c) sums[c] = later.sums[c] + (later.restarted != 0 ? 0 : sums[c]);
@@ -286,9 +345,9 @@ extern "C" __global__ void __launch_bounds__(kChainThreads)
   const u32 thread = static_cast<u32>(thread_number());
   if (thread == 0) {
     const FoundRun& own = runs.own[0];
-    carried = {1, own.blocks, own.restarted, {own.sums[0], own.sums[1], own.sums[2]}};
+    carried = {own.blocks, own.restarted, {own.sums[0], own.sums[1], own.sums[2]}};
     entry = 0;
-    runs.begun[0] = {0, 0, 0, {0, 0, 0}, kNoLink, 0};  // up to the end of the first subsequence
+    runs.begun[0] = {0, 0, 0, {0, 0, 0}, 0, 1};  // up to the end of the first subsequence
   }
   __syncthreads();
   for (u32 base = 0; base < runs.count; base += kChainThreads) {
@@ -311,7 +370,7 @@ extern "C" __global__ void __launch_bounds__(kChainThreads)
     }
     is_on = on_chain[thread] != 0;
     Sum sum = {};
-    if (is_on) sum = {1, linked.blocks, linked.restarted, {linked.sums[0], linked.sums[1], linked.sums[2]}};
+    if (is_on) sum = {linked.blocks, linked.restarted, {linked.sums[0], linked.sums[1], linked.sums[2]}};
     if (thread == 0) {
       Sum all = carried;
       all.add(sum);
@@ -329,16 +388,15 @@ extern "C" __global__ void __launch_bounds__(kChainThreads)
       }
       __syncthreads();
     }
-    if (is_on) {
+    if (thread < count) {
       const Sum before = thread == 0 ? carried : scanned[thread - 1];
-      runs.begun[before.links] = {number, 0, before.blocks, {before.sums[0], before.sums[1], before.sums[2]}, linked.link, 0};
-      const bool ends = linked.link == kEndLink;
-      if (ends || linked.link == kNoLink) {
+      const FoundRun& own = runs.own[number];
+      runs.begun[number + 1] = {own.bit, own.state, before.blocks, {before.sums[0], before.sums[1], before.sums[2]},
+                                linked.link, is_on ? 1u : 0u};
+      if (is_on && linked.link >= kEndLink) {
         const u32 blocks = static_cast<u32>(image.across * image.down + image.components - 1);
         const u64 whole = static_cast<u64>(image.scan_columns) * static_cast<u64>(image.scan_rows) * blocks;
-        const bool sound = ends && linked.state == kFinishedState && sum.blocks == whole;
-        if (!sound) bad[image_number] = 1;
-        found[image_number] = sound ? sum.links : 0;
+        if (linked.link != kEndLink || sum.blocks != whole) bad[image_number] = 1;
       }
     }
     __syncthreads();
@@ -349,19 +407,16 @@ extern "C" __global__ void __launch_bounds__(kChainThreads)
 }
 
 extern "C" __global__ void __launch_bounds__(kFindThreads)
-    points(u8* __restrict__ batch, const StagedWork* __restrict__ work, const Tables* __restrict__ tables_of,
-           u8* __restrict__ scratch, const u32* __restrict__ found, int* __restrict__ bad) {
-  __shared__ uint4 shared[sizeof(Tables) / 16];
-  __shared__ u32 taken;
+    points(u8* __restrict__ batch, const StagedWork* __restrict__ work, const FindTables* __restrict__ tables,
+           u8* __restrict__ scratch, int* __restrict__ bad) {
+  __shared__ Window window;
   const StagedWork item = work[blockIdx.x];
   const StagedImage& image = reinterpret_cast<const StagedImage*>(batch)[item.image];
-  const u32 first = static_cast<u32>(item.thread), last = min(first + kFindsPerBlock, found[item.image]);
-  if (first >= last) return;
-  const Tables& tables = load_tables(tables_of + image.code_set, shared);
-  if (thread_number() == 0) taken = kFindThreads;
-  __syncthreads();
+  if (bad[item.image] != 0) return;
   const Runs runs(image, scratch);
-  Walk walk(tables, batch, image);
+  const u32 first = static_cast<u32>(item.thread), last = min(first + kFindsPerBlock, runs.count + 1);
+  load(batch, image, tables, first, window);
+  Walk walk(window, batch, image);
   StagedPoint* const to = reinterpret_cast<StagedPoint*>(batch + image.found_points);
   const u32 columns = static_cast<u32>(image.scan_columns), rows = static_cast<u32>(image.scan_rows);
   const u32 in_row = (columns + kSegmentMcus - 1) / kSegmentMcus;
@@ -385,10 +440,12 @@ extern "C" __global__ void __launch_bounds__(kFindThreads)
   while (number < last) {
     if (begins) {
       const FoundRun begun = runs.begun[number];
-      const bool from_start = number == 0;
-      const FoundRun own = runs.own[begun.bit];
-      walk.begin(from_start ? 0 : own.bit, from_start ? 0 : own.state);
-      until = from_start ? own.bit : begun.link == kEndLink ? 0xFFFFFFFFu : runs.own[begun.link].bit;
+      if (begun.restarted == 0) {  // not on the chain
+        number = first + atomicAdd(&window.taken, 1u);
+        continue;
+      }
+      walk.begin(begun.bit, begun.state);
+      until = begun.link == kEndLink ? 0xFFFFFFFFu : runs.own[begun.link].bit;
       for (int c = 0; c < 3; ++c) before[c] = begun.sums[c];
       const u32 mcu = begun.blocks / walk.blocks_per_mcu;
       sound = sound && (walk.finished || begun.blocks - mcu * walk.blocks_per_mcu == walk.block);
@@ -396,11 +453,11 @@ extern "C" __global__ void __launch_bounds__(kFindThreads)
       column = mcu - row * columns;
       until_restart = every == 0 ? 0xFFFFFFFFu : every - mcu % every;
       begins = false;
-      if (walk.state() == 0 && !walk.finished) put();
+      if (walk.state() == 0) put();
     }
     if (!walk.finished && walk.position < until) {
       const u32 interval = walk.interval;
-      if (walk.step()) {
+      if (walk.step() && walk.block == 0) {
         ++column;
         if (column == columns) {
           column = 0;
@@ -408,8 +465,7 @@ extern "C" __global__ void __launch_bounds__(kFindThreads)
         }
         --until_restart;
         // Restarts are where the interval says, and nowhere else.
-        const bool left = walk.interval != interval || walk.finished;
-        sound = sound && (walk.finished || left == (until_restart == 0));
+        sound = sound && (walk.finished || (walk.interval != interval) == (until_restart == 0));
         if (until_restart == 0) until_restart = every;
         if (!walk.finished) put();
       }
@@ -420,27 +476,42 @@ extern "C" __global__ void __launch_bounds__(kFindThreads)
       sound = sound && row == rows && column == 0;
       to[rows * in_row] = {kNoStagedPoint, {}, 0};
     }
-    number = first + atomicAdd(&taken, 1u);
+    number = first + atomicAdd(&window.taken, 1u);
     begins = true;
   }
   if (!sound) bad[item.image] = 1;
 }
 
+namespace {
+
+// How many of a word's bytes are FF.
+__device__ __forceinline__ u32 full_bytes(u32 word) {
+  const u32 inverse = ~word, carried = (inverse & 0x7F7F7F7F) + 0x7F7F7F7F;
+  return static_cast<u32>(__popc(~(carried | inverse | 0x7F7F7F7F)));
+}
+
+}  // namespace
+
 // Counts the bytes FF between points, so that the host can tell where they are in the file. Grid: any number of blocks,
 // images.
 extern "C" __global__ void __launch_bounds__(kFindThreads)
-    stuffed(u8* __restrict__ batch, long long first_image, const u32* __restrict__ found) {
+    stuffed(u8* __restrict__ batch, long long first_image, const int* __restrict__ bad) {
   const u32 image_number = static_cast<u32>(first_image) + blockIdx.y;
   const StagedImage& image = reinterpret_cast<const StagedImage*>(batch)[image_number];
-  if (image.interval_count == 0 || found[image_number] == 0) return;
-  const u8* const data = batch + image.data;
+  if (image.interval_count == 0 || bad[image_number] != 0) return;
+  const u32* const words = reinterpret_cast<const u32*>(batch + image.data);
   StagedPoint* const points = reinterpret_cast<StagedPoint*>(batch + image.found_points);
   const u32 count = static_cast<u32>(image.scan_rows) * static_cast<u32>(image.points_in_row);
   const u32 step = gridDim.x * kFindThreads;
   for (u32 i = blockIdx.x * kFindThreads + static_cast<u32>(thread_number()) + 1; i < count; i += step) {
-    const u32 end = min(points[i].bit / 8, image.data_bytes);
+    const u32 begin = points[i - 1].bit / 8, end = min(points[i].bit / 8, image.data_bytes);
     u32 bytes = 0;
-    for (u32 at = points[i - 1].bit / 8; at < end; ++at) bytes += data[at] == 255 ? 1 : 0;
+    for (u32 at = begin / 4; at * 4 < end; ++at) {
+      const u32 word = __ldg(words + at);
+      const u32 below = begin > at * 4 ? (1u << (8 * (begin - at * 4))) - 1 : 0;  // bytes that are not counted
+      const u32 above = end < at * 4 + 4 ? ~((1u << (8 * (end - at * 4))) - 1) : 0;
+      bytes += full_bytes(word & ~(below | above));
+    }
     points[i].stuffed = static_cast<unsigned short>(bytes);
   }
 }

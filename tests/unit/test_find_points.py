@@ -1,0 +1,208 @@
+"""Test the kernels that find points of files without an index, on the CPU."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from decode_on_cpu import KernelsOnCpu
+from PIL import Image
+from stageable import KINDS, noise
+
+from fastload import _core
+
+SIDE = 32
+
+
+def encoded(image: Image.Image, **options: Any) -> bytes:
+    data = io.BytesIO()
+    image.save(data, "JPEG", **options)
+    return data.getvalue()
+
+
+def varied() -> list[bytes]:
+    """Files of all kinds, of one subsequence to some hundred."""
+    kinds = [kind for kind in KINDS if not kind.get("progressive")]
+    made = [encoded(noise(20 + 110 * n, 30 + 90 * n, n), **kind) for n, kind in enumerate(kinds)]
+    gray = encoded(noise(300, 200, 9).convert("L"), quality=85)
+    flat = encoded(Image.new("RGB", (640, 480), (90, 120, 200)), quality=90)
+    every_mcu = encoded(noise(64, 80, 3), restart_marker_blocks=1)
+    return [*made, gray, flat, every_mcu]
+
+
+FILES = varied()
+
+
+@pytest.fixture(scope="module")
+def kernels(tmp_path_factory: pytest.TempPathFactory) -> KernelsOnCpu:
+    return KernelsOnCpu(tmp_path_factory.mktemp("kernels"))
+
+
+@pytest.fixture
+def pool() -> Iterator[_core.Pool]:
+    pool = _core.Pool(2)
+    yield pool
+    pool.close()
+
+
+def crops_of(files: list[bytes], seed: int) -> np.ndarray[Any, np.dtype[np.int32]]:
+    rng = np.random.default_rng(seed)
+    rows = []
+    for data in files:
+        width, height = Image.open(io.BytesIO(data)).size
+        top, left = rng.integers(0, height // 2), rng.integers(0, width // 2)
+        size = rng.integers(9, height - top + 1), rng.integers(9, width - left + 1)
+        rows.append([top, left, *size, SIDE, SIDE, 0, 0, SIDE, SIDE, 0, 0])
+    return np.array(rows, np.int32)
+
+
+class Found:
+    """A batch whose points the kernels are to find, and what decode threads make of it."""
+
+    def __init__(self, pool: _core.Pool, files: list[bytes], seed: int = 0) -> None:
+        self.files, self.crops = files, crops_of(files, seed)
+        shape = (len(files), SIDE, SIDE, 3)
+        self.want, self.pixels = torch.zeros(shape, dtype=torch.uint8), torch.zeros(shape, dtype=torch.uint8)
+        self.known, self.learned = (_core.JpegIndex(1 << 24, whole=True) for _ in range(2))
+        pool.submit(files, self.want, geometry=self.crops, index=self.known).wait()
+        self.memory = torch.zeros(1 << 22, dtype=torch.uint8)
+        self.staging = _core.Staging(self.memory, len(files), finds=True)
+        pool.submit(
+            files, self.pixels, geometry=self.crops, index=self.learned, staging=self.staging
+        ).wait()
+
+    @property
+    def has(self) -> list[bool]:
+        return [*map(bool, self.staging.has())]
+
+    def scan(self, image: int) -> torch.Tensor:
+        at = image * _core.Staging.bytes_per_image
+        begin, size = self.memory[at : at + 8].view(torch.int32).tolist()
+        return self.memory[begin : begin + size]
+
+    def decode(self, kernels: KernelsOnCpu) -> list[int]:
+        return kernels.decode(self.staging, self.memory, self.pixels, len(self.files))
+
+    def same(self) -> list[bool]:
+        return [torch.equal(a, b) for a, b in zip(self.pixels, self.want, strict=True)]
+
+
+@pytest.mark.parametrize("seed", range(2))
+def test_same_bits_as_on_threads(kernels, pool, seed):
+    found = Found(pool, FILES, seed)
+    assert all(found.has)
+    assert found.decode(kernels) == []
+    assert all(found.same())
+
+
+def test_the_index_learns_what_threads_would_have_noted(kernels, pool):
+    found = Found(pool, FILES)
+    found.decode(kernels)
+    learned = [found.staging.learn(image, kernels.found, found.learned) for image in range(len(FILES))]
+    assert learned.count(False) == 2  # of fewer than 64 MCUs
+    known, noted = found.known.totals(), found.learned.totals()
+    assert noted[:2] == known[:2]
+    staging = _core.Staging(found.memory, len(FILES))
+    pool.submit(FILES, found.pixels.zero_(), geometry=found.crops, index=found.learned, staging=staging).wait()
+    assert [*map(bool, staging.has())] == learned
+    assert staging.search[0] == 0
+    assert kernels.decode(staging, found.memory, found.pixels, len(FILES)) == []
+    assert all(found.same())
+
+
+def with_scan(data: bytes, change: Any) -> bytes:
+    """The file with another scan: ``change`` takes the stuffed data and returns it."""
+    start = data.index(b"\xff\xda")
+    start += 2 + int.from_bytes(data[start + 2 : start + 4], "big")
+    return data[:start] + change(data[start:-2]) + data[-2:]
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda scan: scan + b"\x12",  # data behind the last block
+        lambda scan: scan[:-9],  # blocks are missing
+        lambda scan: scan[: len(scan) // 2] + b"\xff\xd3" + scan[len(scan) // 2 :],  # a restart that nobody announced
+        lambda scan: b"",
+    ],
+    ids=["longer", "shorter", "marker", "empty"],
+)
+def test_scans_that_do_not_come_out_even_go_to_the_threads(kernels, pool, change):
+    damaged = with_scan(FILES[2], change)
+    found = Found(pool, [FILES[1], damaged, FILES[3]])
+    assert found.has[0]
+    assert found.has[2]
+    assert found.decode(kernels) == ([1] if found.has[1] else [])
+    assert found.same()[0]
+    assert found.same()[2]
+
+
+def restarts(data: bytes, change: Any) -> bytes:
+    """The file with other data between its restart markers."""
+
+    def changed(scan: bytes) -> bytes:
+        parts, begin, at = [], 0, 0
+        while (at := scan.find(b"\xff", at)) >= 0:
+            if 0xD0 <= scan[at + 1] <= 0xD7:
+                parts.append(scan[begin:at])
+                begin = at + 2
+            at += 2
+        parts.append(scan[begin:])
+        parts = change(parts)
+        return b"".join(part + bytes([0xFF, 0xD0 + n % 8]) for n, part in enumerate(parts[:-1])) + parts[-1]
+
+    return with_scan(data, changed)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda parts: [parts[0] + parts[1], *parts[2:], parts[-1]],  # two intervals in one, and one more at the end
+        lambda parts: [parts[0] + b"\x00", *parts[1:]],
+        lambda parts: [parts[0][:-1], *parts[1:]],
+        lambda parts: parts[:-1],
+    ],
+    ids=["joined", "longer", "shorter", "fewer"],
+)
+def test_restarts_have_to_be_where_the_interval_says(kernels, pool, change):
+    file = FILES[5]
+    assert restarts(file, lambda parts: parts) == file
+    found = Found(pool, [restarts(file, change), FILES[1]])
+    assert found.decode(kernels) == ([0] if found.has[0] else [])
+    assert found.same()[1]
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_hostile_bits_are_refused_and_nothing_else_is_written(kernels, pool, seed):
+    found = Found(pool, FILES)
+    generator = torch.Generator().manual_seed(seed)
+    hostile = [*range(seed % 2, len(FILES), 2)]
+    for number in hostile:
+        scan = found.scan(number)
+        if seed < 3:
+            scan.copy_(torch.randint(256, scan.shape, dtype=torch.uint8, generator=generator))
+        else:
+            at = int(torch.randint(len(scan), (1,), generator=generator))
+            scan[at] ^= 1 << seed
+    bad = found.decode(kernels)
+    assert {*bad} <= {*hostile}
+    if seed < 3:
+        assert bad == hostile
+    same = found.same()
+    assert all(same[number] for number in range(len(FILES)) if number not in hostile)
+
+
+def test_a_scan_that_does_not_synchronize_is_left_to_the_threads(kernels, pool):
+    """Blocks of one length whose decoders never meet if they begin in different ones."""
+    flat = encoded(Image.new("RGB", (4096, 2048), (10, 10, 10)), quality=50, subsampling=0)
+    found = Found(pool, [FILES[0], flat, FILES[1]])
+    assert all(found.has)
+    bad = found.decode(kernels)
+    assert bad in ([], [1])
+    same = found.same()
+    assert [same[number] for number in (0, 2)] == [True, True]
+    assert bad or same[1]

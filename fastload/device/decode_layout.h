@@ -15,7 +15,7 @@ constexpr unsigned kNoStagedPoint = 0xFFFFFFFF;  // of the last row of an image,
 // Of files whose points are not known, and are found by the kernels in points.cu.
 constexpr unsigned kSubsequenceBits = 1024;  // of the data, which is cut into as many pieces
 constexpr unsigned kFindsPerBlock = 256;     // subsequences of a block of threads
-constexpr int kFindTableBytes = 11808;       // of device memory for the tables made of an image's codes
+constexpr int kFindTableBytes = 12848;       // of device memory for the tables made of an image's codes
 constexpr unsigned kLinkMax = 256;            // subsequences in which a decoder synchronizes, or the file is bad
 
 // Where a segment begins. Each row of MCUs has one for each segment, and one behind the last. Rows begin at a multiple

@@ -20,29 +20,53 @@ constexpr int kChainThreads = 512;
 constexpr u32 kNoLink = 0xFFFFFFFF, kEndLink = 0xFFFFFFFE;
 constexpr int kAdvanceBits = 11;  // by which AC symbols are looked up, as many at once as these bits have
 constexpr int kAdvances = 1 << kAdvanceBits;
+constexpr int kRare = 256;
 constexpr u32 kEnds = 1u << 12;  // of an advance: the block has no more symbols
 
-// What symbols are looked up in. An advance: from the lowest bit on, 5 bits for the bits of its symbols and their
-// values, 7 for how much the zigzag index grows, and kEnds. 0 if no symbol is known.
+// What symbols are looked up in: by the beginning of a DC symbol, or of as many AC symbols as these bits have. An entry:
+// from the lowest bit on, 5 bits for the bits of its symbols and their values, 7 for how much the zigzag index grows;
+// then the DC symbol's size, or kEnds. 0 if no symbol is known.
+//
+// AC symbols with codes of more bits are looked up by 16 bits, from the least of these codes on, if they are few.
 struct FindTables {
-  u16 dc[kEachCodes][kDcSymbols], advances[kEachCodes][kAdvances];
+  u16 dc[kEachCodes][kDcSymbols], ac[kEachCodes][kAdvances], rare[kEachCodes][kRare];
+  u32 rare_from[kEachCodes], unused[2];
   Code codes[kStagedCodes];
   u8 symbols[kStagedCodes][kStagedCodeBytes - 16];
 };
 static_assert(sizeof(FindTables) == kFindTableBytes && sizeof(FindTables) % 16 == 0);
 
-// The advance that bits begin with.
+// A symbol as an entry.
+__device__ __forceinline__ u32 entry_of(u32 symbol, bool ac) {
+  if (symbol == 0) return 0;
+  const u32 bits = symbol >> 4 & 31, skipped = symbol >> 9;
+  if (!ac) return bits | 1 << 5 | (symbol & 15) << 12;
+  return skipped == kBlockEnd ? bits | kEnds : bits | (skipped + 1) << 5;
+}
+
+// The entry of the symbol that 16 bits begin with.
+template <typename Tables>
+__device__ __noinline__ u32 single(const Tables& tables, int which, u32 next) {
+#pragma unroll 1
+  for (int length = 1; length <= 16; ++length) {
+    if (next < tables.codes[which].ends[length]) {
+      return entry_of(symbol_of(tables, which, next, length, length), which >= kEachCodes);
+    }
+  }
+  return 0;
+}
+
+// The entry of the AC symbols that bits begin with.
 __device__ __forceinline__ u32 advance_of(const Tables& tables, int which, u32 bits) {
   u32 taken = 0, grown = 0, ends = 0;
   while (taken < kAdvanceBits && ends == 0) {
     const u32 left = kAdvanceBits - taken, next = bits << (taken + 16 - kAdvanceBits) & 0xFFFF;
-    const u32 symbol = symbol_of(tables, which, next, 1, static_cast<int>(left));
-    const u32 length = symbol >> 4 & 31, skipped = symbol >> 9;
-    const u32 last = skipped == kBlockEnd ? kEnds : 0, more = last != 0 ? 0 : skipped + 1;
-    if (symbol == 0 || (taken > 0 && (length > left || grown + more > 63))) break;
+    const u32 found = entry_of(symbol_of(tables, which, next, 1, static_cast<int>(left)), true);
+    const u32 length = found & 31, more = found >> 5 & 127;
+    if (found == 0 || (taken > 0 && (length > left || grown + more > 63))) break;
     taken += length;
-    ends = last;
     grown += more;
+    ends = found & kEnds;
   }
   return taken | grown << 5 | ends;
 }
@@ -56,6 +80,7 @@ struct Window {
   u32 words[kWindowWords + kWindowWords / kSubsequenceWords];
   u32 first;  // the image's word that is here first
   u32 taken;  // runs that threads have begun
+  int bad;    // whether the image was before
 };
 static_assert(sizeof(Window) <= 48 << 10);
 
@@ -65,7 +90,7 @@ __device__ __forceinline__ u32 word_of(const u8* batch, const StagedImage& image
 }
 
 __device__ __forceinline__ void load(const u8* batch, const StagedImage& image, const FindTables* tables, u32 first,
-                                     Window& to) {
+                                     int bad, Window& to) {
   const u32 thread = static_cast<u32>(thread_number());
   const uint4* const made = reinterpret_cast<const uint4*>(tables + image.code_set);
   for (u32 i = thread; i < sizeof(FindTables) / 16; i += kFindThreads) {
@@ -77,6 +102,7 @@ __device__ __forceinline__ void load(const u8* batch, const StagedImage& image, 
   if (thread == 0) {
     to.first = first * kSubsequenceWords;
     to.taken = kFindThreads;
+    to.bad = bad;
   }
   __syncthreads();
 }
@@ -157,10 +183,8 @@ struct Walk {
   }
   // Decodes up to the first end of a block at a bit or behind it.
   __device__ __forceinline__ void run(u32 until) {
-    while (position < until && !finished) {
-      while (!step()) {
-      }
-    }
+    bool ends = true;
+    while (!ends || (position < until && !finished)) ends = step();  // one loop: lanes don't wait for others' blocks
   }
   __device__ __forceinline__ u32 state() const { return finished ? kFinishedState : block; }
 
@@ -187,20 +211,23 @@ struct Walk {
     sums[0] = sums[1] = sums[2] = 0;
   }
 
-  // Decodes a DC symbol, or as many AC symbols as an advance has. True if a block has ended.
+  // Decodes a DC symbol, or as many AC symbols as an entry has. True if a block has ended.
   __device__ __forceinline__ bool step() {
-    const u32 ahead = peek(), is_ac = k != 0 ? 1 : 0;
-    const u32 which = kinds >> (2 + is_ac) & 1;
-    u32 found = is_ac != 0 ? window.tables.advances[which][ahead >> (32 - kAdvanceBits)]
-                           : window.tables.dc[which][ahead >> (32 - kDcBits)];
-    u32 grown = found >> 5 & 127, bits = found & 31;
-    bool ends = (found & kEnds) != 0;
-    if (found == 0 || is_ac == 0 || k + grown + (ends ? 1 : 0) > 64) {
-      // A single symbol: symbols behind the block's last value are another's.
-      if (found == 0 || is_ac != 0) {
-        const int from = is_ac == 0 ? kDcBits + 1 : found == 0 ? kAdvanceBits + 1 : 1;
-        found = symbol_of(window.tables, static_cast<int>(which + is_ac * kEachCodes), ahead >> 16, from, 16);
-      }
+    const u32 ahead = peek();
+    const bool ac = k != 0;
+    const u32 which = kinds >> (ac ? 3 : 2) & 1;
+    const u16* const table = ac ? window.tables.ac[which] : window.tables.dc[which];
+    u32 found = table[ahead >> (ac ? 32 - kAdvanceBits : 32 - kDcBits)];
+    u32 ends = ac ? found & kEnds : 0;
+    if (found == 0 && ac) {
+      const u32 number = (ahead >> 16) - window.tables.rare_from[which];
+      if (number < kRare) found = window.tables.rare[which][number];
+      ends = found & kEnds;
+    }
+    // Symbols behind a block's last value are another's.
+    if (found == 0 || k + (found >> 5 & 127) + (ends != 0 ? 1 : 0) > 64) {
+      found = single(window.tables, static_cast<int>(ac ? which + kEachCodes : which), ahead >> 16);
+      ends = ac ? found & kEnds : 0;
       if (found == 0) {
         wrong = true;
         take(1);
@@ -209,30 +236,28 @@ struct Walk {
         if (position >= end) leave();
         return true;
       }
-      const u32 size = found & 15, skipped = found >> 9;
-      bits = found >> 4 & 31;
-      ends = skipped == kBlockEnd;
-      grown = ends ? 0 : skipped + 1;
-      wrong |= k + grown > 64;
-      if (is_ac == 0) {
-        const u32 tail = ahead << (bits - size);
-        const int value = static_cast<int>(tail >> 1 >> (31 - size)) +
-                          (static_cast<int>(tail) < 0 ? 0 : 1 - static_cast<int>(1u << size));
-        const u32 component = kinds & 3;
-        sums[0] += component == 0 ? value : 0;
-        sums[1] += component == 1 ? value : 0;
-        sums[2] += component == 2 ? value : 0;
-      }
+    }
+    const u32 bits = found & 31;
+    if (!ac) {
+      const u32 size = found >> 12, tail = ahead << (bits - size);
+      const int value = static_cast<int>(tail >> 1 >> (31 - size)) +
+                        (static_cast<int>(tail) < 0 ? 0 : 1 - static_cast<int>(1u << size));
+      const u32 component = kinds & 3;
+      sums[0] += component == 0 ? value : 0;
+      sums[1] += component == 1 ? value : 0;
+      sums[2] += component == 2 ? value : 0;
     }
     take(bits);
-    k += grown;
-    if (!ends && k < 64) return false;
+    k += found >> 5 & 127;
+    if (ends == 0 && k < 64) return false;
+    wrong |= ends == 0 && k > 64;
     k = 0;
     ++blocks;
     kinds = kinds >> 4 | (kinds & 15) << last_kind;
     ++block;
     if (block == blocks_per_mcu) block = 0;
-    if (block == 0 || position > end) settle();
+    const int left = static_cast<int>(end - position);
+    if (left < 0 || (left < 8 && block == 0)) settle();
     return true;
   }
 };
@@ -273,12 +298,19 @@ extern "C" __global__ void __launch_bounds__(kTableThreads)
   const int thread = thread_number(), begin = static_cast<int>(blockIdx.x) * kTableThreads + thread;
   const int step = static_cast<int>(gridDim.x) * kTableThreads;
   for (int i = 0; i < kEachCodes; ++i) {
-    for (int j = begin; j < kDcSymbols; j += step) to.dc[i][j] = from.dc[i][j];
+    for (int j = begin; j < kDcSymbols; j += step) to.dc[i][j] = static_cast<u16>(entry_of(from.dc[i][j], false));
     for (int j = begin; j < kAdvances; j += step) {
-      to.advances[i][j] = static_cast<u16>(advance_of(from, i + kEachCodes, static_cast<u32>(j)));
+      to.ac[i][j] = static_cast<u16>(advance_of(from, i + kEachCodes, static_cast<u32>(j)));
     }
   }
   if (blockIdx.x != 0) return;
+  for (int i = 0; i < kEachCodes; ++i) {
+    const u32 least = from.codes[i + kEachCodes].ends[kAdvanceBits];
+    if (thread == 0) to.rare_from[i] = least;
+    for (u32 j = static_cast<u32>(thread); j < kRare; j += kTableThreads) {
+      to.rare[i][j] = least + j > 0xFFFF ? 0 : static_cast<u16>(single(from, i + kEachCodes, least + j));
+    }
+  }
   if (thread < kStagedCodes) to.codes[thread] = from.codes[thread];
   for (int i = 0; i < kStagedCodes; ++i) to.symbols[i][thread] = from.symbols[i][thread];
 }
@@ -290,7 +322,7 @@ extern "C" __global__ void __launch_bounds__(kFindThreads)
   const StagedWork item = work[blockIdx.x];
   const StagedImage& image = reinterpret_cast<const StagedImage*>(batch)[item.image];
   const u32 first = static_cast<u32>(item.thread), number = first + static_cast<u32>(thread_number());
-  load(batch, image, tables, first, window);
+  load(batch, image, tables, first, 0, window);
   const Runs runs(image, scratch);
   if (number >= runs.count) return;
   Walk walk(window, batch, image);
@@ -305,21 +337,43 @@ extern "C" __global__ void __launch_bounds__(kFindThreads)
   __shared__ Window window;
   const StagedWork item = work[blockIdx.x];
   const StagedImage& image = reinterpret_cast<const StagedImage*>(batch)[item.image];
-  const u32 first = static_cast<u32>(item.thread), number = first + static_cast<u32>(thread_number());
-  load(batch, image, tables, first, window);
+  const u32 first = static_cast<u32>(item.thread);
+  u32 number = first + static_cast<u32>(thread_number());
+  load(batch, image, tables, first, 0, window);
   const Runs runs(image, scratch);
-  if (number >= runs.count) return;
+  const u32 last = min(first + kFindsPerBlock, runs.count);
   Walk walk(window, batch, image);
-  const FoundRun& own = runs.own[number];
-  walk.begin(own.bit, own.state);
-  u32 target = number, link = kNoLink;
-  while (link == kNoLink && !walk.finished && target - number < kLinkMax) {
-    walk.run((++target + 1) * kSubsequenceBits);
-    if (walk.finished || target >= runs.count) break;
-    const FoundRun& other = runs.own[target];
-    if (other.bit == walk.position && other.state == walk.state()) link = target;
+  u32 target = 0, until = 0;
+  bool begins = true, ends = true;
+  // One loop: lanes take the next run while others of their warp still decode.
+  while (number < last) {
+    if (begins) {
+      const FoundRun& own = runs.own[number];
+      walk.begin(own.bit, own.state);
+      target = number + 1;
+      until = (target + 1) * kSubsequenceBits;
+      begins = false;
+      ends = true;
+    }
+    if (!ends || (walk.position < until && !walk.finished)) {
+      ends = walk.step();
+      continue;
+    }
+    u32 link = walk.finished ? kEndLink : kNoLink;
+    if (!walk.finished && target < runs.count) {
+      const FoundRun& other = runs.own[target];
+      if (other.bit == walk.position && other.state == walk.state()) {
+        link = target;
+      } else if (target - number < kLinkMax) {
+        ++target;
+        until += kSubsequenceBits;
+        continue;
+      }
+    }
+    store(walk, link, runs.linked[number]);
+    number = first + atomicAdd(&window.taken, 1u);
+    begins = true;
   }
-  store(walk, walk.finished ? kEndLink : link, runs.linked[number]);
 }
 
 // A block for each image.
@@ -412,10 +466,10 @@ extern "C" __global__ void __launch_bounds__(kFindThreads)
   __shared__ Window window;
   const StagedWork item = work[blockIdx.x];
   const StagedImage& image = reinterpret_cast<const StagedImage*>(batch)[item.image];
-  if (bad[item.image] != 0) return;
   const Runs runs(image, scratch);
   const u32 first = static_cast<u32>(item.thread), last = min(first + kFindsPerBlock, runs.count + 1);
-  load(batch, image, tables, first, window);
+  load(batch, image, tables, first, bad[item.image], window);
+  if (window.bad != 0) return;
   Walk walk(window, batch, image);
   StagedPoint* const to = reinterpret_cast<StagedPoint*>(batch + image.found_points);
   const u32 columns = static_cast<u32>(image.scan_columns), rows = static_cast<u32>(image.scan_rows);

@@ -41,6 +41,7 @@ LAYERS = [
         "_core",
         "_display",
         "_factory",
+        "_files",
         "_lazy",
         "_machine",
         "_version",

@@ -5,6 +5,7 @@
 #include <array>
 #include <cstddef>
 #include <cstdint>
+#include <optional>
 #include <string>
 
 #include "jpeg/file.h"
@@ -19,6 +20,7 @@ namespace fastload {
 // is not 0, RGB pixels.
 struct Input {
   std::string path;
+  std::optional<HashKey> key;  // that the file was tagged with
   const std::uint8_t* data = nullptr;
   std::size_t size = 0;  // of an encoded image
   std::uint32_t height = 0;

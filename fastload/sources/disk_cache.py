@@ -1,4 +1,4 @@
-"""Files kept on a disk, of at most so many bytes."""
+"""Files kept on a disk, of at most so many bytes, which others cannot forge."""
 
 from __future__ import annotations
 
@@ -6,10 +6,12 @@ import contextlib
 import hashlib
 import os
 import re
-import secrets
 import threading
 import time
 from typing import Final
+
+from fastload import _core
+from fastload.pipeline import tagged_files
 
 _KEPT_SHARE: Final = 0.9  # of the bound, after files were removed
 _COUNTED_SHARE: Final = 0.05  # of the bound: files are counted when a process has added so many bytes
@@ -20,31 +22,37 @@ class DiskCache:
     """A folder of files by name; those not read for longest are removed.
 
     Several processes may share it, so that a file may be removed at any time. Thread-safe. Other files in the folder
-    are neither counted nor removed.
+    are neither counted nor removed. Each user's files have names and tags of that user's key
+    (:mod:`fastload.pipeline.tagged_files`); who reads a file checks its tags with :meth:`key_of`.
 
     Args:
         folder: Made if there is none.
         max_bytes: Of all files; each further process that adds some may exceed it by a twentieth.
+        key: The user's.
     """
 
-    def __init__(self, folder: str | os.PathLike[str], max_bytes: int) -> None:
+    def __init__(self, folder: str | os.PathLike[str], max_bytes: int, key: bytes) -> None:
         self._folder = os.fspath(folder)
+        self._key = key
         self._max_bytes = max_bytes
         self._lock = threading.Lock()
         os.makedirs(folder, exist_ok=True)
         self._counted: int | None = None  # bytes of all files, when they were counted
         self._added = 0  # since then, by this process
 
+    def key_of(self, name: str) -> bytes:
+        """Return the key that a file is tagged with."""
+        return tagged_files.key_for(f"cached {name}", self._key)
+
     def path_of(self, name: str, size: int | None = None) -> str | None:
         """Return a file's path, and note that it is read.
 
-        ``None`` if there is no such file, it has another size, or it is empty and no size is known: after a crash of
-        the machine files may be.
+        ``None`` if there is no such file, or it has another size; all else is found by who reads it.
         """
         path = self._path(name)
         try:
             about = os.stat(path)
-            if about.st_size != size and (size is not None or about.st_size == 0):
+            if about.st_size < _core.TAGS_BYTES or (size is not None and about.st_size != size + _core.TAGS_BYTES):
                 return None
             os.utime(path, ns=(time.time_ns(), about.st_mtime_ns))  # it is the same file still for those who index it
         except FileNotFoundError:
@@ -55,21 +63,14 @@ class DiskCache:
 
     def put(self, name: str, data: bytes) -> None:
         """Keep a file, unless the disk refuses. Others see all or nothing."""
-        if len(data) > self._max_bytes:
+        if len(data) + _core.TAGS_BYTES > self._max_bytes:
             return
         path = self._path(name)
         with contextlib.suppress(OSError):
             os.makedirs(os.path.dirname(path), exist_ok=True)
-            temporary = f"{path}.{secrets.token_hex(8)}.part"
-            try:
-                with open(temporary, "xb") as file:
-                    file.write(data)
-                os.replace(temporary, path)
-            except BaseException:
-                os.unlink(temporary)
-                raise
+            tagged_files.write(path, data, self.key_of(name))
             with self._lock:
-                self._added += len(data)
+                self._added += len(data) + _core.TAGS_BYTES
                 if (
                     self._counted is None
                     or self._counted + self._added > self._max_bytes
@@ -78,7 +79,7 @@ class DiskCache:
                     self._count()
 
     def _path(self, name: str) -> str:
-        digest = hashlib.blake2b(name.encode("utf-8", "surrogateescape"), digest_size=20).hexdigest()
+        digest = hashlib.blake2b(name.encode("utf-8", "surrogateescape"), key=self._key, digest_size=20).hexdigest()
         return f"{self._folder}/{digest[:2]}/{digest[2:]}"
 
     def _files(self) -> list[tuple[float, int, str]]:

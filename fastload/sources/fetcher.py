@@ -3,11 +3,12 @@
 The runtime of ``obstore`` does not survive a fork, which makes most worker processes; and requests so take no time of
 the training process's interpreter. They come through standard input as pickles:
 
-* ``(number, [(key, size, etag), ...])`` asks for objects; ``(number, LIST)`` for a pickle of all that there are;
-  ``(number, None)`` cancels that.
+* ``(number, [(key, size, etag), ...], True)`` asks for objects, ``False`` for those of the store though they are in the
+  cache; ``(number, LIST)`` for a pickle of all that there are; ``(number, None)`` cancels that.
 * An answer, through a socket, is its number and the number of objects (``HEADER``), with a file in memory: for each
-  object its kind and its length (``ENTRY``); then, for each, its bytes, the path of its file in the cache, or an error
-  as a pickle. So the training process copies nothing, and its interpreter is held once for a batch.
+  object its kind and its length (``ENTRY``); then, for each, its bytes; or the key that its file in the cache is tagged
+  with, and that file's path; or an error as a pickle. So the training process copies nothing, and its interpreter is
+  held once for a batch.
 
 Each request in flight has a thread: obstore's calls that block take half the time of a core that its coroutines take
 (125 us against 258 us for an object of 44 KB).
@@ -27,8 +28,9 @@ import time
 import traceback
 from dataclasses import dataclass, field
 from queue import SimpleQueue
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
+from fastload.pipeline.tagged_files import make_key
 from fastload.sources.disk_cache import DiskCache
 
 HEADER: Final = struct.Struct("<QQ")
@@ -71,6 +73,18 @@ class Setup:
     retries: int
     cache_dir: str | None
     max_cache_bytes: int
+
+
+class Kept(NamedTuple):
+    """A file of the cache.
+
+    Attributes:
+        path: Of the file.
+        tagged_with: The key.
+    """
+
+    path: str
+    tagged_with: bytes
 
 
 class RequestLimit:
@@ -159,28 +173,34 @@ class Fetcher:
         self._threads = 0
         self._unfinished = 0  # tasks that wait or are being read
         self._tasks: SimpleQueue[_Wanted] = SimpleQueue()
-        self._cache = None if setup.cache_dir is None else DiskCache(setup.cache_dir, setup.max_cache_bytes)
+        self._cache: DiskCache | None = None
+        try:
+            if setup.cache_dir is not None:
+                self._cache = DiskCache(setup.cache_dir, setup.max_cache_bytes, make_key())
+        except (OSError, ValueError) as error:
+            self._store = error
         self._batches: dict[int, _Batch] = {}
 
-    def take(self, number: int, wanted: Any) -> None:
+    def take(self, number: int, wanted: Any, cached: bool = True) -> None:
         """Begin what a message asks for."""
         if wanted is None:
             if (known := self._batches.get(number)) is not None:
                 known.cancelled = True
             return
         objects = [None] if wanted == LIST else wanted
-        entries = [*map(self._kept, objects)]
+        entries = [self._kept(one) if cached else None for one in objects]
         batch = _Batch(number, entries, entries.count(None))
         self._batches[number] = batch
         if not batch.missing:
             self._answer(batch)
         self._put([_Wanted(batch, place, one) for place, one in enumerate(objects) if entries[place] is None])
 
-    def _kept(self, wanted: Any) -> str | None:
-        """Return an object's path in the cache, if it is there."""
+    def _kept(self, wanted: Any) -> Kept | None:
+        """Return an object's file in the cache, if it is there."""
         if self._cache is None or wanted is None:
             return None
-        return self._cache.path_of(self._name(wanted), wanted[1])
+        path = self._cache.path_of(name := self._name(wanted), wanted[1])
+        return None if path is None else Kept(path, self._cache.key_of(name))
 
     def _name(self, wanted: Any) -> str:
         return f"{self._setup.url} {wanted}"
@@ -311,8 +331,8 @@ def _kind_of(error: BaseException) -> type[OSError]:
 
 def _as_bytes(entry: Any) -> tuple[int, Any]:
     """Return what kind of entry it is, and its bytes."""
-    if isinstance(entry, str):
-        return KEPT, os.fsencode(entry)
+    if isinstance(entry, Kept):
+        return KEPT, entry.tagged_with + os.fsencode(entry.path)
     return (ERROR, pickle.dumps(entry)) if isinstance(entry, Exception) else (OBJECT, entry)
 
 

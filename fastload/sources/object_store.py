@@ -15,7 +15,8 @@ from torchvision.datasets.folder import IMG_EXTENSIONS
 
 from fastload.pipeline.reader import opened
 from fastload.pipeline.samples import KeptFile, named
-from fastload.sources.fetcher import Setup
+from fastload.pipeline.tagged_files import make_key
+from fastload.sources.fetcher import Kept, Setup
 from fastload.sources.requests import Requests
 
 if TYPE_CHECKING:
@@ -43,8 +44,8 @@ class ObjectStoreImageFolder(Dataset[tuple[Any, Any]]):
             requests. There is one of those for every four cores, at most four.
         retries: Of a request that fails with anything but a missing object or permission, with back-off: about 0.1 s,
             then twice as long each time, up to 8 s. A body that is shorter than announced is such a failure.
-        cache_dir: Where objects are kept on a disk; other processes may use the same. Objects of ``keys`` are not
-            requested again when they have changed.
+        cache_dir: Where objects are kept on a disk; other processes may use the same, but not another user's files.
+            Objects of ``keys`` are not requested again when they have changed.
         max_cache_bytes: Most bytes there, and a twentieth more for each further process of requests that adds some;
             what was not read for longest is removed.
         options: Further arguments of ``obstore.store.from_url``, such as ``config`` and ``client_options``.
@@ -59,7 +60,8 @@ class ObjectStoreImageFolder(Dataset[tuple[Any, Any]]):
         FileNotFoundError: There are no images.
         OSError: ``cache_dir`` is no folder and cannot be made one.
         ImportError: ``obstore`` is missing: ``pip install fastload[stores]``.
-        ValueError: ``obstore`` takes no such URL or options.
+        ValueError: ``obstore`` takes no such URL or options, or ``cache_dir`` has no use as this user's key cannot be
+            read.
     """
 
     def __init__(
@@ -88,6 +90,7 @@ class ObjectStoreImageFolder(Dataset[tuple[Any, Any]]):
         self._target_transform = target_transform
         if (cache := None if cache_dir is None else os.path.abspath(cache_dir)) is not None:
             os.makedirs(cache, exist_ok=True)
+            make_key()
         # Retried by the fetcher, which also knows of bodies that are cut short.
         without = {**options, "retry_config": {"max_retries": 0}}
         self._setup = Setup(self.root, without, requests, retries, cache, max_cache_bytes)
@@ -157,7 +160,7 @@ class ObjectStoreImageFolder(Dataset[tuple[Any, Any]]):
             if answer.cancelled() or not made.set_running_or_notify_cancel():
                 return
             try:
-                made.set_result([self._entry(*one) for one in zip(indices, answer.result(), wanted, strict=True)])
+                made.set_result([self._entry(*one) for one in zip(answer.result(), wanted, strict=True)])
             except BaseException as error:  # noqa: BLE001 - raised where the answer is taken
                 made.set_exception(error)
 
@@ -170,13 +173,21 @@ class ObjectStoreImageFolder(Dataset[tuple[Any, Any]]):
         made.add_done_callback(cancel)
         return made
 
-    def _entry(self, index: int, data: Any, sample: tuple[str, int]) -> Any:
-        if isinstance(data, str):
-            data = KeptFile(data, lambda: self.encoded(index)[0])
+    def _fetched(self, key: str) -> Any:
+        """Return an object of the store, whatever the cache has. Blocks."""
+        (data,) = self._asked().ask([(key, *self._about.get(key, (None, None)))], cached=False).result()
+        if isinstance(data, Exception):
+            raise data
+        return data
+
+    def _entry(self, data: Any, sample: tuple[str, int]) -> Any:
+        key, target = sample
+        if isinstance(data, Kept):
+            data = KeptFile(data.path, data.tagged_with, lambda: self._fetched(key))
         if isinstance(data, Exception) or self._target_transform is None:
-            return data if isinstance(data, Exception) else (data, sample[1])
+            return data if isinstance(data, Exception) else (data, target)
         try:
-            return data, self._target_transform(sample[1])
+            return data, self._target_transform(target)
         except Exception as error:  # noqa: BLE001 - raised in the sample's turn
             return error
 

@@ -15,9 +15,12 @@ from photos import make_folder, train_v1
 from torch.utils.data import DataLoader
 from torchvision.datasets import ImageFolder
 
-from fastload import FastLoader
+from fastload import FastLoader, _core
+from fastload.pipeline import tagged_files
 from fastload.pipeline.samples import KeptFile
+from fastload.pipeline.tagged_files import key_path, make_key
 from fastload.sources import ObjectStoreImageFolder
+from fastload.sources.fetcher import Kept
 
 pytest.importorskip("obstore")
 pytest.importorskip("moto")
@@ -159,7 +162,7 @@ def test_cached_objects_are_read_where_they_lie(store, folder, tmp_path):
     data = dataset(store, cache_dir=tmp_path)
     objects = [bytes(source) for source, _ in data.encoded_many(range(COUNT)).result()]
     paths = [source for source, _ in data.encoded_many(range(COUNT)).result()]
-    assert [Path(path).read_bytes() for path in paths] == objects
+    assert [path.read() for path in paths] == objects
     before = [os.stat(path) for path in paths]
     time.sleep(0.01)
     data.encoded_many(range(COUNT)).result()
@@ -172,28 +175,56 @@ def test_cached_objects_are_read_where_they_lie(store, folder, tmp_path):
 def test_cached_objects_that_are_removed_meanwhile_are_requested_again(store, folder, tmp_path, engine, monkeypatch):
     data = dataset(store, cache_dir=tmp_path)
     data.encoded_many(range(len(data))).result()
-    entry, removed = data._entry, []
+    entry, chosen = data._entry, {key for key, _ in data.samples[::3]}
 
-    def remove(index, source, sample):
-        made = entry(index, source, sample)
-        if index % 3 == 0 and isinstance(source, str) and index not in removed:
-            removed.append(index)
-            os.unlink(source)
+    def remove(source, sample):
+        made = entry(source, sample)
+        if isinstance(source, Kept) and sample[0] in chosen:
+            chosen.discard(sample[0])
+            os.unlink(source.path)
         return made
 
     monkeypatch.setattr(data, "_entry", remove)
     assert_same(batches(FastLoader, data, engine=engine), folder)
-    assert engine == "torch" or len(removed) >= COUNT // 3
+    assert engine == "torch" or not chosen
 
 
-def test_a_kept_file_is_asked_for_until_it_is_there(tmp_path):
-    there = tmp_path / "there"
-    there.write_bytes(b"1")
-    asked = []
-    gone = KeptFile("/gone", lambda: KeptFile("/gone, too", lambda: asked.append(1) or KeptFile(str(there), None)))
-    assert gone.read() == pickle.loads(pickle.dumps(gone)) == b"1"
-    assert len(asked) == 2
-    assert KeptFile("/gone", lambda: memoryview(b"2")).read() == b"2"
+def test_a_kept_file_has_its_bytes_or_those_of_the_store(tmp_path):
+    path, key = tmp_path / "file", bytes(range(48))
+    kept = KeptFile(str(path), key, lambda: memoryview(b"of the store"))
+    assert kept.read() == pickle.loads(pickle.dumps(kept)) == b"of the store"
+    tagged_files.write(path, b"of the cache", key)
+    assert kept.read() == pickle.loads(pickle.dumps(kept)) == b"of the cache"
+    path.write_bytes(b"of someone else")
+    assert kept.read() == pickle.loads(pickle.dumps(kept)) == b"of the store"
+
+
+@pytest.mark.parametrize("engine", ["native", "torch"])
+def test_cached_objects_that_others_have_changed_are_requested_again(store, folder, tmp_path, engine):
+    """Each becomes another image of its size, every third another of the cache's files."""
+    data = dataset(store, cache_dir=tmp_path)
+    data.encoded_many(range(len(data))).result()
+    kept = [Path(source) for source, _ in data.encoded_many(range(len(data))).result()]
+    whole = {path: path.read_bytes() for path in kept}
+    image = min(whole.values(), key=len)[: -_core.TAGS_BYTES]
+    for number, (path, content) in enumerate(whole.items()):
+        padded = image.ljust(len(content) - _core.TAGS_BYTES, b"\0") + content[-_core.TAGS_BYTES :]
+        path.write_bytes(whole[kept[number - 1]] if number % 3 == 0 else padded)
+    store.set()
+    assert_same(batches(FastLoader, data, engine=engine), folder)
+    assert len(store.reads) == COUNT + 1
+    assert {path: path.read_bytes() for path in kept} == whole
+    store.set()
+    assert_same(batches(FastLoader, data, engine=engine), folder)
+    assert not store.reads
+
+
+def test_a_cache_without_a_key_is_refused(store, tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
+    make_key()
+    key_path().chmod(0o644)
+    with pytest.raises(ValueError, match=r"the key .* must have 48 bytes, and only you may read it"):
+        dataset(store, cache_dir=tmp_path / "cache")
 
 
 def test_the_cache_keeps_its_bound(store, folder, tmp_path):
@@ -211,7 +242,7 @@ def test_a_damaged_cache_is_read_from_the_store(store, tmp_path):
     (kept,) = (path for path in tmp_path.rglob("*") if path.is_file())
     kept.write_bytes(b"short")
     assert data.encoded(0)[0] == source
-    assert kept.read_bytes() == source
+    assert kept.read_bytes()[: -_core.TAGS_BYTES] == source
 
 
 def test_break_ends_requests(store):

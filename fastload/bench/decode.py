@@ -28,7 +28,7 @@ from fastload.bench._data import check_data
 from fastload.bench._decoders import Crops, dali, dali_is_installed, one_core
 from fastload.bench.photos import PhotoSet, write_photos
 from fastload.measurement.console import console, refuse
-from fastload.measurement.record import Spread, environment, interleave, ratio, write_json
+from fastload.measurement.record import Spread, environment, extent, interleave, ratio, write_json
 from fastload.pipeline.calibration import FILTERS, calibrate
 
 if TYPE_CHECKING:
@@ -315,7 +315,7 @@ def _show(results: dict[str, Any], images: int) -> None:
         for column in ("", "µs an image", "spread", "fastload", "with index"):
             table.add_column(column, justify="right" if column else "left")
         for name, spread in record["microseconds_per_image"].items():
-            cells = [name, f"{spread['median']:,.0f}", f"{spread['min']:,.0f} to {spread['max']:,.0f}"]
+            cells = [name, f"{spread['median']:,.0f}", extent(spread, ",.0f")]
             bound = "≤" if name == "libjpeg-turbo alone" else "≥"
             for of, aims in ((record, AIMS), (record["indexed"], AIMS | INDEX_AIMS)):
                 quotient, asked = of.get(name, {}).get("median"), aims.get(name) if title == "one core" else None

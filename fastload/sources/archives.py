@@ -160,8 +160,8 @@ class TarImageFolder(_ArchiveFolder):
 
     Samples are ``(transform(image), target_transform(class))``, in the order of torchvision's ``ImageFolder`` over a
     folder into which all archives were extracted. The first time, each archive's headers are read and an index is kept
-    beside it (``ARCHIVE.index.npz``, or in ``~/.cache/fastload/archives``); it is made again when the archive changes, and
-    used only by the user who has made it.
+    beside it (``ARCHIVE.index.npz``, or in ``~/.cache/fastload/archives``); it is made again when the archive changes,
+    and used only by the user who has made it.
 
     Args:
         path_or_paths: Archives that are not compressed.

@@ -56,11 +56,10 @@ def files_below(folder: str | os.PathLike[str], *, strict: bool = False) -> Iter
 
     Args:
         folder: Where to begin.
-        strict: Whether to raise where something is left out.
+        strict: Whether to raise where a link leads to a folder again, or something is neither a file nor a folder.
 
     Raises:
-        ValueError: ``strict``, and links lead to a folder again, or something is neither a file nor a folder.
-        OSError: ``strict``, and a folder cannot be read.
+        ValueError: There is such a thing, and ``strict``.
     """
     visited = {_identity(parent) for parent in Path(os.path.realpath(folder)).parents}
     pending = [os.fspath(folder)]
@@ -76,8 +75,6 @@ def files_below(folder: str | os.PathLike[str], *, strict: bool = False) -> Iter
             with os.scandir(place) as found:
                 entries = sorted(found, key=lambda entry: entry.name)
         except OSError:
-            if strict:
-                raise
             continue
         folders = []
         for entry in entries:

@@ -11,6 +11,7 @@ several threads in seconds on the wall.
 
 from __future__ import annotations
 
+import itertools
 import json
 import subprocess
 import time
@@ -23,6 +24,7 @@ import torch
 from PIL import Image
 
 from fastload import _core
+from fastload._files import files_below
 from fastload._machine import usable_cpus
 from fastload.bench._data import check_data
 from fastload.bench._decoders import Crops, dali, dali_is_installed, one_core
@@ -297,8 +299,8 @@ def _large_photos(count: int, edge_px: int) -> Crops | None:
 
 def _jpegs(folder: Path, count: int) -> list[str]:
     """Up to ``count`` files that the core decodes."""
-    paths = (str(path) for path in sorted(folder.glob("*/*")) if path.suffix.lower() in {".jpg", ".jpeg"})
-    chosen = [path for path in paths if _core.jpeg_header(path)[0] == "ok"][:count]
+    paths = (path for path in files_below(folder) if path.lower().endswith((".jpg", ".jpeg")))
+    chosen = list(itertools.islice((path for path in paths if _core.jpeg_header(path)[0] == "ok"), count))
     if not chosen:
         raise FileNotFoundError(f"{folder} must hold folders with JPEG files, but holds none")
     return chosen

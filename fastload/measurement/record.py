@@ -50,7 +50,7 @@ class Spread:
 
     @property
     def plus_minus(self) -> str:
-        """Half of max minus min, as a share of the median; a dash for one value."""
+        """Half of max minus min, of the median; a dash for one value."""
         if len(self.values) == 1 or not self.median:
             return "–"
         return f"{(max(self.values) - min(self.values)) / self.median / 2:.1%}"

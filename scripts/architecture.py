@@ -42,6 +42,7 @@ LAYERS = [
         "_display",
         "_factory",
         "_files",
+        "_install",
         "_lazy",
         "_machine",
         "_version",

@@ -137,7 +137,7 @@ has_packages() {
 install_python() {
   [ -x "$VENV/bin/python" ] || make_environment
   local werror="--config-settings=cmake.define.FASTLOAD_WERROR=$WERROR"
-  echo "setup: installs fastload[$EXTRAS] in $VENV and builds its native core; a minute or two"
+  echo "setup: installs the extras $EXTRAS in $VENV and builds its native core; a minute or two"
   if ! has_packages; then
     "$VENV/bin/pip" install --disable-pip-version-check -q "$werror" -e ".[$EXTRAS]"
     check_torch

@@ -23,6 +23,7 @@ import numpy as np
 from PIL import Image
 
 from fastload._files import files_below, open_file
+from fastload._install import with_extra
 from fastload._machine import usable_cpus
 from fastload.measurement.console import console, refuse
 
@@ -205,7 +206,7 @@ def _photo(index: int) -> NDArray[np.uint8]:
     spec = importlib.util.find_spec("skimage")
     if spec is None or not spec.submodule_search_locations:
         raise ModuleNotFoundError(
-            "the photographs come from scikit-image, which is not installed; pip install 'fastload[bench]'",
+            f"the photographs come from scikit-image, which is not installed; {with_extra('bench')}",
             name="skimage",
         )
     path = Path(spec.submodule_search_locations[0]) / "data" / name

@@ -30,6 +30,7 @@ from dataclasses import dataclass, field
 from queue import SimpleQueue
 from typing import Any, Final, NamedTuple
 
+from fastload._install import with_extra
 from fastload.pipeline.tagged_files import make_key
 from fastload.sources.disk_cache import DiskCache
 
@@ -375,7 +376,7 @@ def _store_of(setup: Setup) -> Any:
     try:
         from obstore.store import from_url
     except ImportError as error:
-        return ImportError(f'object stores need obstore; install it: pip install "fastload[stores]" ({error})')
+        return ImportError(f"object stores need obstore; {with_extra('stores')} ({error})")
     try:
         return from_url(setup.url, **setup.options)
     except Exception as error:  # noqa: BLE001 - of many types, which are obstore's own

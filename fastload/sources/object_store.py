@@ -59,7 +59,7 @@ class ObjectStoreImageFolder(Dataset[tuple[Any, Any]]):
     Raises:
         FileNotFoundError: There are no images.
         OSError: ``cache_dir`` is no folder and cannot be made one.
-        ImportError: ``obstore`` is missing: ``pip install fastload[stores]``.
+        ImportError: ``obstore`` is missing; the extra ``stores`` has it.
         ValueError: ``obstore`` takes no such URL or options, or ``cache_dir`` has no use as this user's key cannot be
             read.
     """

@@ -283,7 +283,7 @@ def test_without_obstore_the_error_says_what_to_install(monkeypatch):
     monkeypatch.setitem(sys.modules, "obstore.store", None)
     error = _store_of(Setup("s3://bucket", {}, None, 0, None, 1))
     assert type(error) is ImportError
-    assert 'pip install "fastload[stores]"' in str(error)
+    assert "pip install '.[stores]'" in str(error)
 
 
 def test_a_worker_of_torch_has_one(monkeypatch):

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final, Literal, TypeAlias, get_args
 
 from fastload import _machine
+from fastload._install import REBUILD
 from fastload.nvtx import stages
 
 if TYPE_CHECKING:
@@ -203,7 +204,7 @@ def check_native_core() -> Check:
     except (ImportError, OSError, AttributeError) as error:
         remedy = (
             "install libjpeg-turbo (Debian: apt-get install libjpeg62-turbo-dev; Ubuntu: libjpeg-turbo8-dev), "
-            "then rebuild: pip install --force-reinstall --no-deps fastload (in a clone, make demo does both)"
+            f"then rebuild, {REBUILD} (make demo does both)"
         )
         return Check("native core", f"does not load: {error}", "missing", remedy)
     data = {"libjpeg": version, "other_formats": others}
@@ -211,7 +212,7 @@ def check_native_core() -> Check:
     if missing:
         remedy = (
             f"for {' and '.join(name for name in _CODEC_PACKAGES if name not in others)} files, which Pillow decodes "
-            f"now: apt-get install {' '.join(missing)}, then rebuild: pip install --force-reinstall --no-deps fastload"
+            f"now: apt-get install {' '.join(missing)}, then rebuild, {REBUILD}"
         )
         return Check("native core", f"loads, {version}{others and ', '}{others}", "note", remedy, data)
     return Check("native core", f"loads, {version}, {others}", data=data)

@@ -4,6 +4,7 @@
 
 #include <cstdint>
 #include <string>
+#include <vector>
 
 #include "image/image.h"
 #include "jpeg/file.h"
@@ -20,6 +21,13 @@ std::uint32_t trusted_formats();
 
 // "PNG with libdeflate 1.14, WebP with libwebp 1.2.4": what this build decodes beside JPEG; or empty.
 std::string codec_versions();
+
+// A library that this build uses: the file that it was linked with, and the one that the process has loaded for it,
+// which may be another that has the same name. `version` is the loaded one's, or empty if the library cannot say.
+struct LinkedLibrary {
+  std::string name, version, built_with, loaded;
+};
+std::vector<LinkedLibrary> linked_libraries();
 
 // Reads the header of a file that is no JPEG. `ok` means that Pillow opens it without a warning; `not_jpeg` that it is
 // neither PNG nor WebP. Reads no more of a large file than needed.

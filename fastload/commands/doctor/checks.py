@@ -234,8 +234,8 @@ def check_libraries() -> Check:
     if others := [f"{one.name} from {one.loaded} in place of {one.built_with}" for one in linked if one.is_another]:
         remedy = (
             f"{'; '.join(others)}: another package was first to load a library of that name, and the core takes it "
-            "too (pixels are still compared with Pillow's before a format is decoded); import fastload._core before that "
-            "package, or link the core with the same file"
+            "too (pixels are still compared with Pillow's before a format is decoded); import fastload._core before "
+            "that package, or link the core with the same file"
         )
         return Check("libraries", finding, "warning", remedy, data)
     return Check("libraries", finding, data=data)

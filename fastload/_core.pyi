@@ -300,8 +300,7 @@ def index_points(path: bytes, key: bytes) -> tuple[str, int, bytes]: ...
 def index_tag(data: bytes, key: bytes) -> bytes: ...
 
 # Tagged files, see csrc/jpeg/keyed_hash.h; a key has 48 bytes. Both release the GIL.
-TAGS_BYTES: int  # what follows the data
-
+# What follows the data.
 def tags_of(data: Buffer, key: bytes) -> bytes: ...
 
 # The data; `None` if the file cannot be read or was not tagged with the key.

@@ -41,7 +41,6 @@ HashKey key_from(const nb::bytes& key) {
 }
 
 void bind_tagged(nb::module_& m) {
-  m.attr("TAGS_BYTES") = kTagsBytes;
   m.def("tags_of", &make_tags, "data"_a, "key"_a);
   m.def("read_tagged", &read_tagged, "path"_a, "key"_a);
 }

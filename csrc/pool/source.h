@@ -20,13 +20,13 @@ namespace fastload {
 // is not 0, RGB pixels.
 struct Input {
   std::string path;
-  std::optional<HashKey> key;  // that the file was tagged with
   const std::uint8_t* data = nullptr;
   std::size_t size = 0;  // of an encoded image
   std::uint32_t height = 0;
   std::uint32_t width = 0;
   // Bytes from a row, a pixel, a channel to the next. Gray pixels have channels 0 bytes apart.
   std::array<std::ptrdiff_t, 3> strides{};
+  std::optional<HashKey> key{};  // that the file was tagged with
 
   bool is_decoded() const { return height != 0; }
 };

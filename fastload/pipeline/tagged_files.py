@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from typing_extensions import Buffer
 
 KEY_BYTES: Final = 48
+TAGS_BYTES: Final = len(_core.tags_of(b"", bytes(KEY_BYTES)))
 
 
 class UserKeyError(ValueError):

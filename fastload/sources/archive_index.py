@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
     Paths = str | os.PathLike[str] | Sequence[str | os.PathLike[str]]
 
-    Stamp = tuple[int, int, int, int]
+    Identity = tuple[int, int, int, int]
     Member = tuple[str, int, int, int, int, int, int]  # name, where its header begins, and the first columns
 
 FOLDER: Final = 0
@@ -62,17 +62,22 @@ class ArchiveIndex:
     """Where an archive's members lie.
 
     Attributes:
-        stamp: See :func:`stamp_of`.
+        identity: See :func:`identity_of`.
         is_zip: Whether it is a zip archive.
         names: The members' names, without a leading ``./``; each once. The last one counts, as in an extracted archive.
         places: ``(N, COLUMNS)`` int64: kind, offset, bytes there, bytes of the member, its CRC-32 or -1, bytes of its
             header before the offset, and their CRC-32.
     """
 
-    stamp: Stamp
+    identity: Identity
     is_zip: bool
     names: list[str]
     places: NDArray[np.int64]
+
+    @property
+    def stamp(self) -> tuple[int, int]:
+        """See :func:`stamp_of`."""
+        return self.identity[:2]
 
 
 def as_list(paths: Paths) -> list[str]:
@@ -83,12 +88,17 @@ def as_list(paths: Paths) -> list[str]:
     return [os.path.abspath(os.path.expanduser(os.fspath(path))) for path in given]
 
 
-def stamp_of(about: os.stat_result) -> Stamp:
-    """Return what tells one archive from another.
+def stamp_of(about: os.stat_result) -> tuple[int, int]:
+    """Return what tells a changed archive: its size, bytes, and time of change, ns."""
+    return about.st_size, about.st_mtime_ns
 
-    Its size, bytes, times of the last write and of the last change, ns, and inode.
+
+def identity_of(about: os.stat_result) -> Identity:
+    """Return what tells another archive.
+
+    To its stamp this adds the time of the last change, ns, and the inode, which a copy or a new name changes as well.
     """
-    return about.st_size, about.st_mtime_ns, about.st_ctime_ns, about.st_ino
+    return (*stamp_of(about), about.st_ctime_ns, about.st_ino)
 
 
 def read_index(path: str, *, is_zip: bool) -> ArchiveIndex:
@@ -102,20 +112,20 @@ def read_index(path: str, *, is_zip: bool) -> ArchiveIndex:
         ArchiveError: It is no such archive.
         OSError: It cannot be read.
     """
-    stamp = stamp_of(os.stat(path))
+    identity = identity_of(os.stat(path))
     try:
         key = tagged_files.key_for("archive index", tagged_files.make_key())
         beside, cached = _kept_paths(path)
     except (OSError, tagged_files.UserKeyError):  # without a key none is kept
-        return _made(path, stamp, is_zip=is_zip)
+        return _made(path, identity, is_zip=is_zip)
     free: list[Path] = []
     for file in (beside, cached):
         index = _load(file, key)
-        if index is not None and (index.stamp, index.is_zip) == (stamp, is_zip):
+        if index is not None and (index.identity, index.is_zip) == (identity, is_zip):
             return index
         if index is not None or file == cached or not os.path.lexists(file):  # what is another's stays
             free.append(file)
-    index = _made(path, stamp, is_zip=is_zip)
+    index = _made(path, identity, is_zip=is_zip)
     for file in free:
         with suppress(OSError):
             _save(file, index, key)
@@ -129,7 +139,7 @@ def _kept_paths(path: str) -> tuple[Path, Path]:
     return Path(f"{path}.index.npz"), folder / f"{name}.index.npz"
 
 
-def _made(path: str, stamp: Stamp, *, is_zip: bool) -> ArchiveIndex:
+def _made(path: str, identity: Identity, *, is_zip: bool) -> ArchiveIndex:
     found: dict[str, tuple[int, ...]] = {}
     try:
         with open_file(path) as file:
@@ -141,8 +151,8 @@ def _made(path: str, stamp: Stamp, *, is_zip: bool) -> ArchiveIndex:
         wanted = "a zip archive" if is_zip else "a tar archive without compression"
         raise ArchiveError(f"{path} must be {wanted}: {error}") from error
     places = np.array(list(found.values()), np.int64).reshape(-1, COLUMNS)
-    index = ArchiveIndex(stamp, is_zip, list(found), places)
-    if stamp_of(os.stat(path)) != stamp or not _is_within(index):
+    index = ArchiveIndex(identity, is_zip, list(found), places)
+    if identity_of(os.stat(path)) != identity or not _is_within(index):
         raise ArchiveError(f"{path} ends before its members do, or was changed while it was read; write it again")
     return index
 
@@ -213,11 +223,11 @@ def _load(file: Path, key: bytes) -> ArchiveIndex | None:
     if data is None:
         return None
     with np.load(io.BytesIO(data), allow_pickle=False) as held:
-        version, is_zip, *stamp = held["head"].tolist()
+        version, is_zip, *identity = held["head"].tolist()
         if version != _VERSION:
             return None
-        names = held["names"].tobytes()
-        return ArchiveIndex(tuple(stamp), bool(is_zip), os.fsdecode(names).split("\0") if names else [], held["places"])
+        names = os.fsdecode(held["names"].tobytes())
+        return ArchiveIndex(tuple(identity), bool(is_zip), names.split("\0") if names else [], held["places"])
 
 
 def _save(file: Path, index: ArchiveIndex, key: bytes) -> None:
@@ -230,7 +240,7 @@ def _save(file: Path, index: ArchiveIndex, key: bytes) -> None:
         file.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
     out = io.BytesIO()
     names = np.frombuffer(os.fsencode("\0".join(index.names)), np.uint8)
-    np.savez(out, head=np.array([_VERSION, index.is_zip, *index.stamp]), places=index.places, names=names)
+    np.savez(out, head=np.array([_VERSION, index.is_zip, *index.identity]), places=index.places, names=names)
     tagged_files.write(file, out.getvalue(), key)
 
 
@@ -253,13 +263,12 @@ class ArchiveReader:
 
     Args:
         paths: The archives.
-        stamps: What :func:`stamp_of` was when their indexes were read. Size and time of the last write must stay; the
-            rest also changes with a name or a copy.
+        stamps: What :func:`stamp_of` was when their indexes were read.
     """
 
     OPEN_MAX = 128
 
-    def __init__(self, paths: list[str], stamps: list[Stamp]) -> None:
+    def __init__(self, paths: list[str], stamps: list[tuple[int, int]]) -> None:
         self._paths = paths
         self._stamps = stamps
         self._files: dict[int, _Descriptor] = {}
@@ -282,7 +291,7 @@ class ArchiveReader:
                 file = self._files.setdefault(archive, file)
         number = file.number
         header = os.pread(number, header_bytes, offset - header_bytes)
-        if stamp_of(os.fstat(number))[:2] != self._stamps[archive][:2] or zlib.crc32(header) != header_checksum:
+        if stamp_of(os.fstat(number)) != self._stamps[archive] or zlib.crc32(header) != header_checksum:
             raise ArchiveError(f"{self._paths[archive]} has changed since it was opened; make the dataset again")
         if size > max(_INFLATED_BYTES, _INFLATED_RATIO * stored):
             raise ArchiveError(

@@ -10,7 +10,6 @@ import threading
 import time
 from typing import Final
 
-from fastload import _core
 from fastload.pipeline import tagged_files
 
 _KEPT_SHARE: Final = 0.9  # of the bound, after files were removed
@@ -52,7 +51,8 @@ class DiskCache:
         path = self._path(name)
         try:
             about = os.stat(path)
-            if about.st_size < _core.TAGS_BYTES or (size is not None and about.st_size != size + _core.TAGS_BYTES):
+            data_bytes = about.st_size - tagged_files.TAGS_BYTES
+            if data_bytes < 0 or (size is not None and data_bytes != size):
                 return None
             os.utime(path, ns=(time.time_ns(), about.st_mtime_ns))  # it is the same file still for those who index it
         except FileNotFoundError:
@@ -63,14 +63,14 @@ class DiskCache:
 
     def put(self, name: str, data: bytes) -> None:
         """Keep a file, unless the disk refuses. Others see all or nothing."""
-        if len(data) + _core.TAGS_BYTES > self._max_bytes:
+        if len(data) + tagged_files.TAGS_BYTES > self._max_bytes:
             return
         path = self._path(name)
         with contextlib.suppress(OSError):
             os.makedirs(os.path.dirname(path), exist_ok=True)
             tagged_files.write(path, data, self.key_of(name))
             with self._lock:
-                self._added += len(data) + _core.TAGS_BYTES
+                self._added += len(data) + tagged_files.TAGS_BYTES
                 if (
                     self._counted is None
                     or self._counted + self._added > self._max_bytes

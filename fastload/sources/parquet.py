@@ -14,9 +14,10 @@ import numpy as np
 import torch
 from torch.utils.data import Dataset, Sampler
 
+from fastload._files import open_file
 from fastload.pipeline.reader import opened
 from fastload.pipeline.samples import EncodedImage, named
-from fastload.sources.archive_index import STORED, ArchiveError, ArchiveReader, as_list, stamp_of
+from fastload.sources.archive_index import COLUMNS, STORED, ArchiveError, ArchiveReader, as_list, stamp_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -224,7 +225,7 @@ class _RowGroups:
 
         path = self._paths[file]
         try:
-            with open(path, "rb") as source:
+            with open_file(path) as source:
                 if stamp_of(os.fstat(source.fileno())) != self._stamps[file]:
                     raise ArchiveError(f"{path} has changed since it was opened; make the dataset again")
                 table = parquet.ParquetFile(source, pre_buffer=False).read_row_group(
@@ -270,7 +271,7 @@ def _read(path: str, image: str, label: str | None) -> _Contents:
         import pyarrow
     except ImportError as error:
         raise ImportError("ParquetImages needs pyarrow; install it: pip install pyarrow") from error
-    with open(path, "rb") as file:
+    with open_file(path) as file:
         begin = file.read(6)
     try:
         if begin[:4] == _PARQUET:
@@ -300,7 +301,7 @@ def _of_arrow(path: str, image: str, label: str | None, *, is_stream: bool) -> _
 
     groups: list[int] = []
     labels: list[Any] = []
-    places = [np.empty((0, 5), np.int64)]
+    places = [np.empty((0, COLUMNS), np.int64)]
     with pyarrow.memory_map(path) as file:
         whole = file.read_buffer()
         reader = pyarrow.ipc.open_stream(whole) if is_stream else pyarrow.ipc.open_file(whole)
@@ -323,7 +324,7 @@ def _places_of(path: str, data: Any, valid: NDArray[np.bool_], whole: Any) -> ND
     import pyarrow
 
     kind: Any = np.int64 if pyarrow.types.is_large_binary(data.type) else np.int32
-    places = np.full((len(data), 5), [STORED, -1, 0, 0, -1], np.int64)
+    places = np.full((len(data), COLUMNS), [STORED, -1, 0, 0, -1, 0, 0], np.int64)
     _, ends, values = data.buffers()
     if not len(data) or values is None:
         return places

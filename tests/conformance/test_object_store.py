@@ -15,7 +15,7 @@ from photos import make_folder, train_v1
 from torch.utils.data import DataLoader
 from torchvision.datasets import ImageFolder
 
-from fastload import FastLoader, _core
+from fastload import FastLoader
 from fastload.pipeline import tagged_files
 from fastload.pipeline.samples import KeptFile
 from fastload.pipeline.tagged_files import key_path, make_key
@@ -206,9 +206,9 @@ def test_cached_objects_that_others_have_changed_are_requested_again(store, fold
     data.encoded_many(range(len(data))).result()
     kept = [Path(source) for source, _ in data.encoded_many(range(len(data))).result()]
     whole = {path: path.read_bytes() for path in kept}
-    image = min(whole.values(), key=len)[: -_core.TAGS_BYTES]
+    image = min(whole.values(), key=len)[: -tagged_files.TAGS_BYTES]
     for number, (path, content) in enumerate(whole.items()):
-        padded = image.ljust(len(content) - _core.TAGS_BYTES, b"\0") + content[-_core.TAGS_BYTES :]
+        padded = image.ljust(len(content) - tagged_files.TAGS_BYTES, b"\0") + content[-tagged_files.TAGS_BYTES :]
         path.write_bytes(whole[kept[number - 1]] if number % 3 == 0 else padded)
     store.set()
     assert_same(batches(FastLoader, data, engine=engine), folder)
@@ -242,7 +242,7 @@ def test_a_damaged_cache_is_read_from_the_store(store, tmp_path):
     (kept,) = (path for path in tmp_path.rglob("*") if path.is_file())
     kept.write_bytes(b"short")
     assert data.encoded(0)[0] == source
-    assert kept.read_bytes()[: -_core.TAGS_BYTES] == source
+    assert kept.read_bytes()[: -tagged_files.TAGS_BYTES] == source
 
 
 def test_break_ends_requests(store):

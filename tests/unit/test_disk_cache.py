@@ -7,13 +7,12 @@ from pathlib import Path
 
 import pytest
 
-from fastload import _core
 from fastload.pipeline import tagged_files
 from fastload.sources.disk_cache import DiskCache
 
 KEY = bytes(range(48))
 DATA = b"0123456789"
-FILE = len(DATA) + _core.TAGS_BYTES  # bytes
+FILE = len(DATA) + tagged_files.TAGS_BYTES  # bytes
 
 
 def read(cache, name):
@@ -38,7 +37,7 @@ def bytes_in(folder):
 def test_several_processes_keep_the_bound_but_for_a_twentieth_each(tmp_path):
     caches = [DiskCache(tmp_path, 10_000, KEY) for _ in range(4)]  # each as in a process of its own
     for number in range(600):
-        caches[number % 4].put(str(number), bytes(100 - _core.TAGS_BYTES))
+        caches[number % 4].put(str(number), bytes(100 - tagged_files.TAGS_BYTES))
         assert bytes_in(tmp_path) <= 10_000 * (1 + 3 / 20)
     assert bytes_in(tmp_path) >= 0.8 * 10_000
 

@@ -7,7 +7,6 @@ import resource
 
 import pytest
 
-from fastload import _core
 from fastload.pipeline import tagged_files
 from fastload.pipeline.tagged_files import UserKeyError, key_for, key_path, make_key, read_key
 
@@ -65,7 +64,7 @@ def test_what_is_no_file_is_not_waited_for(tmp_path, kind):
 def test_a_huge_file_without_tags_is_not_read(tmp_path):
     path = tmp_path / "file"
     tagged_files.write(path, b"data", KEY)
-    tags = path.read_bytes()[-_core.TAGS_BYTES :]
+    tags = path.read_bytes()[-tagged_files.TAGS_BYTES :]
     with path.open("wb") as file:
         file.truncate(1 << 40)
         file.seek(1 << 40)

@@ -49,6 +49,7 @@ _VERSION: Final = 2
 _LOCAL_HEADER: Final = struct.Struct("<4s22xHH")  # signature, lengths of the name and of the extra field
 _ENCRYPTED: Final = 1
 _HEADER_BYTES_MAX: Final = 1 << 16  # of a member that are checked, the last ones: texts before them may be of any size
+_TAR_READ_BYTES: Final = 16 << 20  # of a header at once, which may hold texts of any size
 _INFLATED_BYTES: Final = 64 << 20  # what any member may have
 _INFLATED_RATIO: Final = 100  # of larger ones, to the bytes that are there; deflate reaches 1032
 
@@ -172,8 +173,21 @@ def _plain_name(name: str, path: str) -> str:
     return "/".join(parts)
 
 
+class _Headers:
+    """A tar archive's file, of which ``tarfile`` may read no huge header at once."""
+
+    def __init__(self, file: BinaryIO) -> None:
+        self.name, self.seek, self.tell, self._read = file.name, file.seek, file.tell, file.read
+
+    def read(self, size: int) -> bytes:
+        if size > _TAR_READ_BYTES:
+            raise tarfile.ReadError(f"a header must have at most {_TAR_READ_BYTES:,} bytes, and one has {size:,}")
+        return self._read(size)
+
+
 def _members_of_tar(file: BinaryIO) -> Iterator[Member]:
-    with tarfile.open(fileobj=file, mode="r:") as archive:
+    headers: Any = _Headers(file)
+    with tarfile.open(fileobj=headers, mode="r:") as archive:
         for member in archive:
             plain = member.isreg() and not member.issparse()
             kind = STORED if plain else FOLDER if member.isdir() else OTHER

@@ -445,6 +445,17 @@ def test_what_is_no_archive_is_refused(tmp_path):
         TarImageFolder(tmp_path / "none.tar")
 
 
+@pytest.mark.parametrize("kind", [tarfile.XHDTYPE, tarfile.GNUTYPE_LONGNAME])
+def test_a_header_of_a_tar_that_says_that_it_is_huge_is_not_read(tmp_path, kind):
+    header = tarfile.TarInfo("a/1.jpg")
+    header.type, header.size = kind, 1 << 32
+    with (tmp_path / "a.tar").open("wb") as file:
+        file.write(header.tobuf())
+        file.truncate(1 << 33)
+    with pytest.raises(ArchiveError, match=r"a header must have at most 16,777,216 bytes, and one has 4,294,967,"):
+        TarImageFolder(tmp_path / "a.tar")
+
+
 @pytest.mark.parametrize("where", ["data", "header", "garbage"])
 def test_a_tar_that_is_cut_short_or_damaged_is_refused(tmp_path, where):
     path = write_tar(tmp_path / "a.tar", {f"a/{i}.jpg": bytes(range(256)) * 8 for i in range(3)})

@@ -18,11 +18,12 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
+from fastload.bench.arguments import add_data_argument
+
 from fastload._machine import usable_cpus
 from fastload.bench._data import image_pool, open_images
 from fastload.bench._rungs import StepFeed, rungs
 from fastload.bench._steps import TINY, TrainingStep
-from fastload.bench.arguments import add_data_argument
 from fastload.commands import profile
 from fastload.measurement.record import environment, write_json
 from fastload.profiling.report import make_report

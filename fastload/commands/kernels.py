@@ -14,7 +14,7 @@ import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-from fastload._argument_types import at_least, output_file, picture_file
+from fastload._arguments import at_least, output_file, picture_file
 from fastload.commands import profile
 from fastload.commands.doctor.checks_gpu import cuda_available
 from fastload.profiling import ncu, nsys, roofline

@@ -6,8 +6,7 @@ import json
 import sys
 from typing import TYPE_CHECKING, Any
 
-from fastload._argument_types import at_least, positive
-from fastload._factory import FactoryError, add_factory_argument, call_factory
+from fastload._arguments import FactoryError, add_factory_argument, at_least, call_factory, positive
 
 if TYPE_CHECKING:
     import argparse

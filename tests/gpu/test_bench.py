@@ -12,12 +12,13 @@ pytest.importorskip("skimage")
 pytest.importorskip("matplotlib")
 
 from fastload.bench._chart import draw
+
+from benchmarks.step import StepSetup, compare_feeds, time_both_next
 from fastload.bench._rungs import Length
 from fastload.bench._steps import TrainingStep
 from fastload.bench._trace import record_activity
 from fastload.bench.ladder import Ladder, climb
 from fastload.bench.photos import PhotoSet, write_photos
-from fastload.bench.step import StepSetup, compare_feeds, time_both_next
 from fastload.measurement.clock import CudaClock
 
 pytestmark = pytest.mark.gpu

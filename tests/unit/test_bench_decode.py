@@ -13,9 +13,9 @@ import pytest
 pytest.importorskip("skimage")
 pytest.importorskip("rich")
 
+from benchmarks import _decoders, decode
+from benchmarks._decoders import Crops, one_core
 from fastload import _core
-from fastload.bench import _decoders, decode, photos
-from fastload.bench._decoders import Crops, one_core
 from fastload.bench.photos import PhotoSet, write_photos
 from fastload.commands import cli
 from fastload.measurement.record import Spread

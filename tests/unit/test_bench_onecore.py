@@ -12,8 +12,8 @@ pytest.importorskip("rich")
 
 from benchmarks import onecore
 from benchmarks.__main__ import main as run_benchmark
+from benchmarks.recipes import LAZY, NATIVE
 from fastload.bench.photos import PhotoSet, write_photos
-from fastload.bench.recipes import LAZY, NATIVE
 
 
 @pytest.fixture(scope="module")

@@ -15,7 +15,7 @@ import pytest
 import fastload
 from benchmarks.__main__ import BENCHMARKS
 from benchmarks._checkout import ROOT
-from fastload._argument_types import file_in_new_folder, picture_file
+from fastload._arguments import file_in_new_folder, picture_file
 from fastload.commands import cli
 from fastload.commands.cli import Command, Group
 from fastload.commands.run import script

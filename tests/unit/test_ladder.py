@@ -18,11 +18,11 @@ pytest.importorskip("skimage")
 pytest.importorskip("matplotlib")
 pytest.importorskip("rich")
 
+from fastload.bench._chart import draw
 from matplotlib.figure import Figure
 
 from fastload import FastLoader
 from fastload.bench import _data, _rungs, ladder
-from fastload.bench._chart import draw
 from fastload.bench._data import EndlessDraws
 from fastload.bench._rungs import (
     PREFETCH_FACTOR,

@@ -14,10 +14,10 @@ pytest.importorskip("rich")
 
 from torch.utils.data import DataLoader
 
+from benchmarks import recipes
+from benchmarks._recipe_steps import Masks, RepeatedSampler, Segmentation, Views
+from benchmarks._recipes import RECIPES, Source, TrainingRecipe
 from fastload import FastLoader
-from fastload.bench import recipes
-from fastload.bench._recipe_steps import Masks, RepeatedSampler, Segmentation, Views
-from fastload.bench._recipes import RECIPES, Source, TrainingRecipe
 from fastload.bench.photos import PhotoSet, write_photos
 from fastload.commands import cli
 

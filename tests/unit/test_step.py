@@ -17,11 +17,11 @@ from torch.utils.data import DataLoader, Dataset
 pytest.importorskip("skimage")
 pytest.importorskip("rich")
 
+from benchmarks import step
+from benchmarks.step import StepSetup, compare_feeds, instant_batches, time_both_next, time_next
 from fastload import FastLoader
-from fastload.bench import demo, step
 from fastload.bench._compare import count_same, race
 from fastload.bench.photos import PhotoSet, write_photos
-from fastload.bench.step import StepSetup, compare_feeds, instant_batches, time_both_next, time_next
 from fastload.commands import cli
 from fastload.measurement.clock import HostClock
 from fastload.measurement.record import Spread

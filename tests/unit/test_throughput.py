@@ -11,7 +11,7 @@ import torch
 from torch.utils.data import DataLoader, Dataset
 
 from fastload import FastLoader
-from fastload._factory import FactoryError, call_factory
+from fastload._arguments import FactoryError, call_factory
 from fastload.commands import cli
 from fastload.measurement import clock, throughput
 from fastload.measurement.throughput import (

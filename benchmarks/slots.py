@@ -1,41 +1,42 @@
-"""What the pinned shared slots are worth: ``fastload bench slots``.
+"""Measure pinned shared slots beside pinning by torch: ``python -m benchmarks slots``.
 
 FastLoader beside ``DataLoader(pin_memory=True)`` with ``.cuda(non_blocking=True)``: same dataset of ready tensors, same
 workers, delivered on the GPU. Workers persist; a figure is a whole epoch, from ``iter()`` to the last byte on the
 device; the loaders take turns. Both yield the same bits, which is checked first.
 
-Beside the cases stand the parts of the path by themselves (stacking in the workers, first touch of the pages, the
-link), so that a reader sees which one is the limit. Needs a CUDA device.
+The parts of the path are also measured one by one (stacking in the workers, first touch of the pages, the link), to
+show which one is the limit. Needs a CUDA device.
 """
 
 from __future__ import annotations
 
+import argparse
 import gc
 import os
-import threading
 import time
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from functools import partial
+from typing import Any
 
 import torch
 from torch.utils.data import DataLoader, Dataset
 
+from benchmarks.memory import Sampled
 from fastload import FastLoader
+from fastload._arguments import UsageError
 from fastload._batch import map_tensors
-from fastload.measurement.console import console, refuse
-from fastload.measurement.record import Spread, environment, interleave, ratio, write_json
+from fastload.measurement.console import console
+from fastload.measurement.record import Spread, environment, interleave, ratio, save
 from fastload.memory.arena import Arena
 from fastload.memory.packing import Packer
-
-if TYPE_CHECKING:
-    import argparse
-    from collections.abc import Callable, Iterator
+from fastload.verification import difference
 
 IMAGE = (3, 224, 224)
 
 
 class ReadyTensors(Dataset[Any]):
-    """Images that only have to be stacked; ``length`` samples over ``distinct`` tensors."""
+    """Images that only have to be stacked: ``length`` samples of ``distinct`` tensors."""
 
     def __init__(self, dtype: torch.dtype, length: int, distinct: int = 512) -> None:
         generator = torch.Generator().manual_seed(0)
@@ -91,12 +92,12 @@ def pad_to_longest(samples: list[torch.Tensor]) -> torch.Tensor:
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """One question.
+    """One comparison.
 
     Attributes:
-        dataset: Made anew for each contender.
-        arguments: Of the loader, the same for both.
-        aim: The ratio that is asked for.
+        dataset: Function that makes the dataset.
+        arguments: Arguments of both loaders.
+        aim: Speed-up that is asked for.
     """
 
     dataset: Callable[[], Dataset[Any]]
@@ -105,7 +106,7 @@ class Case:
 
 
 def cases(workers: int, batch_size: int, batches: int) -> dict[str, Case]:
-    """The questions, at ``workers`` workers (small batches: half as many)."""
+    """The comparisons, at ``workers`` workers (small batches: half as many)."""
     images = {"batch_size": batch_size, "num_workers": workers}
     few = max(1, workers // 2)
     count = batches * batch_size
@@ -123,7 +124,7 @@ def cases(workers: int, batch_size: int, batches: int) -> dict[str, Case]:
 
 
 def to_cuda(batch: Any) -> Any:
-    """What a training loop does with a pinned batch."""
+    """Copy a pinned batch to the GPU, as a training loop does."""
     return map_tensors(lambda leaf: leaf.cuda(non_blocking=True), batch)
 
 
@@ -152,29 +153,6 @@ def held_bytes(loader: DataLoader[Any] | None) -> int:
     return held + (loader.stats().pinned_bytes if isinstance(loader, FastLoader) else 0)
 
 
-class HeldMemory:
-    """Peak of :func:`held_bytes` while it is entered, sampled every 10 ms, over ``before``."""
-
-    def __init__(self, loader: DataLoader[Any], before: int) -> None:
-        self._loader = loader
-        self._before = before
-        self._stop = threading.Event()
-        self._thread = threading.Thread(target=self._watch, daemon=True)
-        self.peak_bytes = 0
-
-    def _watch(self) -> None:
-        while not self._stop.wait(0.01):
-            self.peak_bytes = max(self.peak_bytes, held_bytes(self._loader) - self._before)
-
-    def __enter__(self) -> HeldMemory:
-        self._thread.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._stop.set()
-        self._thread.join()
-
-
 def memory_held(make: Callable[[], DataLoader[Any]]) -> dict[str, int]:
     """Return a loader's peak bytes in its first epoch and in its third.
 
@@ -185,35 +163,31 @@ def memory_held(make: Callable[[], DataLoader[Any]]) -> dict[str, int]:
     loader = make()
     peaks = {}
     for epoch in ("first epoch", "second epoch", "third epoch"):
-        with HeldMemory(loader, before) as memory:
+        with Sampled(partial(held_bytes, loader), 0.01) as held:
             epoch_s(loader)
-        peaks[epoch] = memory.peak_bytes
+        peaks[epoch] = max(held.values) - before
     if isinstance(loader, FastLoader):
         loader.close()
     return peaks
 
 
-def check_same(case: Case, loaders: dict[str, DataLoader[Any]], at_most: int = 40) -> int:
-    """Compare the batches of both contenders bit for bit; returns how many.
+def check_same(loaders: dict[str, DataLoader[Any]], at_most: int = 40) -> int:
+    """Compare an epoch's first batches of both loaders bit for bit; returns how many.
 
     Raises:
         RuntimeError: They differ.
     """
     compared = 0
-    for number, (first, second) in enumerate(zip(*map(deliveries, loaders.values()), strict=True)):
+    for number, batches in enumerate(zip(*map(deliveries, loaders.values()), strict=True)):
         if number < at_most:
-            leaves: list[list[torch.Tensor]] = [[], []]
-            for batch, collected in zip((first, second), leaves, strict=True):
-                map_tensors(collected.append, batch)
-            for ours, theirs in zip(*leaves, strict=True):
-                if not torch.equal(ours, theirs):
-                    raise RuntimeError(f"batch {number} differs between {' and '.join(loaders)}")
             compared += 1
+            if (found := difference(*batches)) is not None:
+                raise RuntimeError(f"batch {number} differs between {' and '.join(loaders)}: {found}")
     return compared
 
 
 def measure_case(case: Case, repeats: int) -> dict[str, Any]:
-    """One question answered, as it stands in the JSON file."""
+    """Measure one comparison; returns its JSON object."""
     dataset = case.dataset()
     common = {**case.arguments, "persistent_workers": True}
     makers: dict[str, Callable[[], DataLoader[Any]]] = {
@@ -222,28 +196,27 @@ def measure_case(case: Case, repeats: int) -> dict[str, Any]:
     }
     held = {name: memory_held(make) for name, make in makers.items()}
     loaders = {name: makers[name]() for name in ("torch", "fastload")}
-    compared = check_same(case, loaders)  # an epoch of each: the warm-up, too
+    compared = check_same(loaders)  # an epoch of each: the warm-up, too
     for loader in loaders.values():
         epoch_s(loader)
-    seconds = interleave({name: _measure(loader) for name, loader in loaders.items()}, repeats)
-    fast = loaders["fastload"]
-    if not isinstance(fast, FastLoader):
-        raise TypeError("the second contender is FastLoader")
+    seconds = interleave({name: partial(epoch_s, loader) for name, loader in loaders.items()}, repeats)
+    fast: Any = loaders["fastload"]
     stats = fast.stats()
     batches = len(fast)
     batch_bytes = stats.device_bytes / stats.copied
+
+    def per_second(amount: float) -> dict[str, Any]:
+        return {
+            name: Spread.of([amount / value for value in spread.values]).record() for name, spread in seconds.items()
+        }
+
     record = {
         "batches": batches,
         "batch_bytes": batch_bytes,
         "compared": compared,
         "seconds": {name: spread.record() for name, spread in seconds.items()},
-        "gigabytes_per_s": {
-            name: Spread.of([batches * batch_bytes / value / 1e9 for value in spread.values]).record()
-            for name, spread in seconds.items()
-        },
-        "batches_per_s": {
-            name: Spread.of([batches / value for value in spread.values]).record() for name, spread in seconds.items()
-        },
+        "gigabytes_per_s": per_second(batches * batch_bytes / 1e9),
+        "batches_per_s": per_second(batches),
         "speedup": ratio(seconds["torch"], seconds["fastload"]).record(),
         "aim": case.aim,
         "held_bytes": held,
@@ -253,12 +226,7 @@ def measure_case(case: Case, repeats: int) -> dict[str, Any]:
         "plan": str(fast.plan),
     }
     fast.close()
-    del loaders
     return record
-
-
-def _measure(loader: DataLoader[Any]) -> Callable[[], float]:
-    return lambda: epoch_s(loader)
 
 
 def _stack_forever(arena: Arena, indices: list[int], samples: list[torch.Tensor], times: int) -> None:
@@ -268,7 +236,7 @@ def _stack_forever(arena: Arena, indices: list[int], samples: list[torch.Tensor]
 
 
 def parts_of_the_path(workers: int, batch_size: int) -> dict[str, Any]:
-    """Measure each part alone, in GB/s of batch bytes, for comparison with the whole."""
+    """Measure each part of the path alone, in GB/s of batch bytes."""
     samples = list(torch.randint(0, 256, (batch_size, *IMAGE), dtype=torch.uint8).float())
     batch_bytes = batch_size * samples[0].nbytes
     begin = time.perf_counter()
@@ -300,16 +268,14 @@ def parts_of_the_path(workers: int, batch_size: int) -> dict[str, Any]:
     return figures
 
 
-def main(arguments: argparse.Namespace) -> int:
-    """Run ``fastload bench slots``."""
+def main(args: argparse.Namespace) -> int:
+    """Run ``python -m benchmarks slots``."""
     from rich.table import Table
 
-    if arguments.quick:
-        arguments.workers, arguments.batch_size, arguments.batches, arguments.repeats = 2, 8, 6, 1
-    chosen = cases(arguments.workers, arguments.batch_size, arguments.batches)
-    for name in arguments.case or []:
+    chosen = cases(args.workers, args.batch_size, args.batches)
+    for name in args.case or []:
         if name not in chosen:
-            return refuse(ValueError(f"--case must be one of {', '.join(map(repr, chosen))}, got {name!r}"))
+            raise UsageError(f"--case must be one of {', '.join(map(repr, chosen))}, got {name!r}")
     if not torch.cuda.is_available():
         console().print("bench slots: skipped, slots are registered with CUDA and torch finds no CUDA device here")
         return 0
@@ -317,33 +283,21 @@ def main(arguments: argparse.Namespace) -> int:
     table = Table(title="On the GPU: pinned slots beside DataLoader(pin_memory=True)")
     for column in ("", "torch", "FastLoader", "speed-up", "asked", "held, torch", "held, FastLoader"):
         table.add_column(column, justify="right" if column else "left")
-    for name, case in chosen.items():
-        if arguments.case and name not in arguments.case:
-            continue
+    for name in args.case or chosen:
         begin = time.perf_counter()
-        results[name] = record = measure_case(case, arguments.repeats)
+        results[name] = record = measure_case(chosen[name], args.repeats)
         speedup = record["speedup"]["median"]
         console().print(f"{name}: {speedup:.2f} times as fast ({time.perf_counter() - begin:.0f} s to measure)")
         large = record["batch_bytes"] > 2**20
         key, unit = ("gigabytes_per_s", "GB/s") if large else ("batches_per_s", "batches/s")
-        table.add_row(
-            name,
-            *(f"{record[key][contender]['median']:,.1f} {unit}" for contender in ("torch", "fastload")),
-            f"{record['speedup']['median']:.2f}×",
-            f"{case.aim:.0f}×",
-            *(f"{record['held_bytes'][who]['third epoch'] / 1e6:,.0f} MB" for who in ("torch", "fastload")),
-        )
-    parts = parts_of_the_path(arguments.workers, arguments.batch_size)
+        rates = [f"{record[key][who]['median']:,.1f} {unit}" for who in ("torch", "fastload")]
+        held = [f"{record['held_bytes'][who]['third epoch'] / 1e6:,.0f} MB" for who in ("torch", "fastload")]
+        table.add_row(name, *rates, f"{speedup:.2f}×", f"{chosen[name].aim:.0f}×", *held)
+    parts = parts_of_the_path(args.workers, args.batch_size)
     console().print(table)
     for part, figure in parts.items():
         console().print(f"  {part}: {figure:.1f} GB/s")
-    if arguments.json:
-        record = {
-            "environment": environment(),
-            "workers": arguments.workers,
-            "batch_size": arguments.batch_size,
-            "cases": results,
-            "parts": parts,
-        }
-        console().print(f"wrote {write_json(arguments.json, record)}")
+    sizes = {"workers": args.workers, "batch_size": args.batch_size}
+    record = {"benchmark": "slots", "environment": environment(), **sizes, "cases": results, "parts": parts}
+    save(args.json, record)
     return 0

@@ -1,23 +1,33 @@
-"""Draw bars as SVG text, in light and dark.
+"""Charts of the tables of peers: bars as SVG text, in light and dark.
 
 The same record gives the same bytes; text is legible on a phone.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from html import escape
-from typing import TYPE_CHECKING
+from typing import Any, Final
 
+from benchmarks.tables import COLUMNS, MARK, NO_PEER, OURS
 from fastload.profiling.palette import style
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
 
 WIDTH = 480  # px, of which a phone shows three quarters
 PAD = 16
 ROW = 37
 BAR = 11
+
+DRAWN: Final = {
+    "loaders": ("16 threads",),
+    "loaders-decode": ("16 threads",),
+    "loaders-ffcv": ("16 threads",),
+    "loaders-nvjpeg": ("16 threads",),
+    "train": ("ResNet-50, 6 cores", "ResNet-50, 16 cores", "ResNet-18, 6 cores", "ViT-S/16, 6 cores"),
+    "scaling": ("256 px, 16 KB, batches of 256", "1000 px, 208 KB, batches of 64", "4000 px, 3,625 KB, batches of 16"),
+    "multigpu": ("1 GPU", "4 GPUs"),
+}
+"""Titles of the columns that a record's chart shows, where not all."""
 
 
 @dataclass(frozen=True)
@@ -25,12 +35,12 @@ class Bar:
     """One contender.
 
     Attributes:
-        name: Its name.
-        value: The median.
-        low: Smallest of the repeats; the median where there is one only.
-        high: The largest of them.
-        text: The value in words.
-        kind: ``own``, ``peer`` or ``ceiling``: its colour.
+        name: Name of the contender.
+        value: Median of the repeats.
+        low: Smallest repeat; the median where there is one only.
+        high: Largest repeat.
+        text: Value with its unit.
+        kind: Colour: ``own``, ``peer`` or ``ceiling``.
     """
 
     name: str
@@ -47,6 +57,37 @@ class Panel:
 
     title: str
     bars: Sequence[Bar]
+
+
+def chart(heading: str, name: str, kind: str, record: dict[str, Any]) -> str:
+    """Draw a record's columns as bars, with the repeats' range; mark peers that are ahead.
+
+    Args:
+        heading: Heading of the chart's section.
+        name: Name of the record.
+        kind: Name of its table; empty for that of its benchmark.
+        record: The record.
+    """
+    every = {one.title.partition("<br>")[0]: one for one in COLUMNS[kind or record["benchmark"]](record)}
+    columns = [every[title] for title in DRAWN.get(name, ()) if title in every] or list(every.values())
+    more_is_better = columns[0].more_is_better  # as the legend says of all
+    columns = [one for one in columns if one.is_ranked and one.more_is_better is more_is_better]
+    panels = []
+    for one in columns:
+        bars = []
+        for contender, known in record["contenders"].items():
+            if contender in one.values:
+                value = one.values[contender]
+                low, high = one.spread.get(contender, (value, value))
+                colour = "own" if contender in OURS else "ceiling" if contender in NO_PEER else "peer"
+                bars.append(Bar(known["title"], value, low, high, one.cell(contender, spread=False), colour))
+        unit = ": images/s" if one.figure == "images_per_s" and "images/s" not in one.title else ""
+        panels.append(Panel(one.title.replace("<br>", ": share ") + unit, bars))
+    which = "longer is better" if more_is_better else "shorter is better"
+    legend = f"Bar: median, {which}. Line: smallest to largest repeat."
+    if any(one.ahead() for one in columns):
+        legend += f"\n{MARK.strip()} ahead of {record['contenders']['fastload']['title']}"
+    return draw(f"{heading}: {'; '.join(panel.title for panel in panels)}", panels, legend)
 
 
 def draw(title: str, panels: Sequence[Panel], note: str) -> str:

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import io
 import random
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import torch
@@ -15,8 +16,7 @@ from torchvision import transforms
 from torchvision.datasets import CIFAR10
 from torchvision.transforms import functional, v2
 
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+from fastload.bench._data import MEAN, STD
 
 
 class Calls:
@@ -234,3 +234,30 @@ def cifar(samples: Sequence[tuple[str, int]], transform: Callable[[Any], Any]) -
 def to_int(target: Any) -> int:
     """Convert a class to a number."""
     return int(target)
+
+
+class Opaque:
+    """A class of the user's own that calls torchvision's functions, which nothing reads."""
+
+    def __init__(self) -> None:
+        self.size = (224, 224)
+
+    def __call__(self, image: Image.Image) -> torch.Tensor:
+        """Crop, flip, change colours."""
+        box = transforms.RandomResizedCrop.get_params(image, [0.08, 1.0], [3 / 4, 4 / 3])
+        image = functional.resized_crop(image, *box, self.size)
+        draws = torch.rand(3).tolist()
+        if draws[0] < 0.5:
+            image = functional.hflip(image)
+        image = functional.adjust_saturation(functional.adjust_brightness(image, 0.6 + draws[1]), 0.6 + draws[2])
+        tensor: torch.Tensor = functional.normalize(functional.to_tensor(image), list(MEAN), list(STD))
+        return tensor
+
+
+class Marked:
+    """A step of the user's own in the middle of a Compose: it changes pixels."""
+
+    def __call__(self, image: Image.Image) -> Image.Image:
+        """Paint a square in one corner."""
+        image.paste((124, 116, 104), (0, 0, 32, 32))
+        return image

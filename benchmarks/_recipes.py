@@ -1,4 +1,4 @@
-"""The table of recipes: 20 well-known training programs' data loading, from their published parameters.
+"""The recipes: 20 well-known training programs' data loading, from their published parameters.
 
 Transforms, collate functions and samplers are those of the projects, in our words. What a project does to batches on
 the GPU (timm's and DeiT's MixUp) is left out.
@@ -8,24 +8,20 @@ from __future__ import annotations
 
 import io
 import tarfile
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from importlib import import_module
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 import torch
-from torch.utils.data import Subset
+from torch.utils.data import Dataset, Subset
 from torchvision import transforms
 from torchvision.datasets import ImageFolder
 from torchvision.transforms import InterpolationMode
 
-from fastload.bench import _recipe_steps as steps
+from benchmarks import _recipe_steps as steps
 from fastload.bench._data import MEAN, STD, training_transform
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from torch.utils.data import Dataset
 
 BICUBIC: Final = InterpolationMode.BICUBIC
 _CLIP: Final = ((0.48145466, 0.4578275, 0.40821073), (0.26862954, 0.26130258, 0.27577711))
@@ -33,14 +29,14 @@ _CLIP: Final = ((0.48145466, 0.4578275, 0.40821073), (0.26862954, 0.26130258, 0.
 
 @dataclass(frozen=True, slots=True)
 class Source:
-    """What recipes load.
+    """Data that recipes load.
 
     Attributes:
-        folder: With one folder of JPEG files per class.
-        images: How many samples an epoch has.
-        scratch: A folder for files of a recipe's own.
+        folder: Folder with one folder of JPEG files per class.
+        images: Number of samples in an epoch.
+        scratch: Folder for files of a recipe's own.
         batch_size: Samples per batch.
-        shards: Files of an archive, at least as many as workers.
+        shards: Number of tar files, at least as many as workers.
     """
 
     folder: Path
@@ -71,10 +67,10 @@ class TrainingRecipe:
     """A row of the table.
 
     Attributes:
-        name: The project and what it trains.
-        what: The transforms, in short.
-        arguments: Makes the arguments of ``DataLoader``, beside ``num_workers`` and the like.
-        needs: The optional package that it takes.
+        name: Project, and the model that it trains.
+        what: Transforms, in short.
+        arguments: Function that makes the arguments of ``DataLoader``, beside ``num_workers`` and the like.
+        needs: Optional package that it needs.
         exact: Whether FastLoader has to give the same bits.
     """
 
@@ -216,19 +212,22 @@ def _open_clip(source: Source) -> dict[str, Any]:
 
 
 def _shards(source: Source) -> list[str]:
-    """Write the samples into tar files."""
     source.scratch.mkdir(parents=True, exist_ok=True)
-    samples = source.samples
-    paths = [source.scratch / f"{number:03}.tar" for number in range(source.shards)]
+    paths = [str(source.scratch / f"{number:03}.tar") for number in range(source.shards)]
+    write_shards(paths, source.samples)
+    return paths
+
+
+def write_shards(paths: Sequence[str], samples: Sequence[tuple[str, int]]) -> None:
+    """Write samples into tar files in turn, each as a ``jpg`` and a ``cls``."""
     for number, path in enumerate(paths):
         with tarfile.open(path, "w") as tar:
-            for index in range(number, len(samples), source.shards):
+            for index in range(number, len(samples), len(paths)):
                 photo, target = samples[index]
                 for name, data in (("jpg", Path(photo).read_bytes()), ("cls", str(target).encode())):
                     entry = tarfile.TarInfo(f"{index:07}.{name}")
                     entry.size = len(data)
                     tar.addfile(entry, io.BytesIO(data))
-    return [str(path) for path in paths]
 
 
 def _ultralytics(source: Source) -> dict[str, Any]:
@@ -287,3 +286,41 @@ RECIPES: Final = (
     TrainingRecipe("CIFAR-10", "padded crop of 32, flip", _cifar),
 )
 """In the order of the documentation."""
+
+
+def _augmented(*middle: Any, behind: tuple[Any, ...] = ()) -> Callable[[Source], dict[str, Any]]:
+    crop = transforms.RandomResizedCrop(224), transforms.RandomHorizontalFlip()
+    return _of(*crop, *middle, *_tensor(), *behind)
+
+
+_JITTER: Final = transforms.RandomApply([transforms.ColorJitter(0.4, 0.4, 0.4, 0.1)], p=0.8)
+_KNOWN: Final = {recipe.name: recipe for recipe in RECIPES}
+
+PIPELINES: Final = (
+    TrainingRecipe("crop, flip", "torchvision's classic recipe", _augmented()),
+    TrainingRecipe(
+        "RandAugment",
+        "crop, flip, RandAugment, erasing",
+        _augmented(transforms.RandAugment(), behind=(transforms.RandomErasing(0.1),)),
+    ),
+    TrainingRecipe(
+        "TrivialAugmentWide",
+        "crop, flip, TrivialAugmentWide, erasing",
+        _augmented(transforms.TrivialAugmentWide(), behind=(transforms.RandomErasing(0.1),)),
+    ),
+    TrainingRecipe(
+        "ColorJitter, Grayscale",
+        "crop, flip, ColorJitter at 0.8, RandomGrayscale",
+        _augmented(_JITTER, transforms.RandomGrayscale(0.2)),
+    ),
+    _KNOWN["DINO"],
+    _KNOWN["SimCLR"],
+    replace(_KNOWN["SimCLR"], name="SimCLR, exact=False", exact=False),
+    TrainingRecipe(
+        "one's own class",
+        "calls torchvision's functions, and is not read",
+        lambda source: _shuffled(source, steps.Opaque()),
+    ),
+    TrainingRecipe("one step of Python", "crop, flip, a class of one's own, to tensor", _augmented(steps.Marked())),
+)
+"""Pipelines of ``onecore``."""

@@ -1,35 +1,36 @@
-"""Well-known training recipes beside torch's DataLoader: ``fastload bench recipes``.
+"""Measure well-known training recipes beside torch's DataLoader: ``python -m benchmarks recipes``.
 
-For each recipe of :mod:`fastload.bench._recipes`: the batches are compared with torch's, bit for bit, from the same
-seeds; then both loaders take turns, an epoch each. With a GPU both bring their batches there.
+For each recipe of :mod:`benchmarks._recipes`: the batches are compared with torch's, bit for bit, from the same seeds;
+then both loaders take turns, an epoch each. With a GPU both bring their batches there.
+
+``python -m benchmarks onecore`` measures augmentations in the same way, on one core: the process and its one worker, or
+decode thread, share it, so that images/s are what a core is worth.
 """
 
 from __future__ import annotations
 
+import argparse
 import importlib.util
+import os
 import tempfile
 import warnings
+from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 import torch
 from torch.utils.data import DataLoader
 
+from benchmarks._recipes import PIPELINES, RECIPES, Source, TrainingRecipe
 from fastload import FastLoader, verify
+from fastload._arguments import UsageError
 from fastload._batch import map_tensors
 from fastload.bench._compare import race
-from fastload.bench._data import SharedMemoryError, check_data, check_shared_memory
-from fastload.bench._recipes import RECIPES, Source, TrainingRecipe
+from fastload.bench._data import check_data, check_shared_memory
 from fastload.bench.photos import PhotoSet, write_photos
-from fastload.measurement.console import console, refuse
-from fastload.measurement.record import environment, extent, ratio, write_json
-from fastload.plan import ON_LAZY_IMAGES
-
-if TYPE_CHECKING:
-    import argparse
-    from collections.abc import Sequence
-
-    from fastload.plan import Plan
+from fastload.measurement.console import console
+from fastload.measurement.record import environment, extent, ratio, save
+from fastload.plan import ON_LAZY_IMAGES, Plan
 
 FASTER: Final = 1.3
 """Times torch's speed, to count a recipe as faster."""
@@ -96,45 +97,39 @@ def counts(rows: list[dict[str, Any]]) -> dict[str, int]:
 
 
 def main(args: argparse.Namespace) -> int:
-    """Run ``fastload bench recipes``; 1 if a recipe's batches differ from torch's."""
-    return measure_all(args, RECIPES, "recipes")
-
-
-def measure_all(args: argparse.Namespace, recipes: Sequence[TrainingRecipe], benchmark: str) -> int:
-    """Measure the chosen recipes; 1 if batches differ from torch's, 2 for wrong arguments."""
-    if args.quick:
-        args.images, args.batch_size, args.repeats = 8, 4, 1
+    """Run ``python -m benchmarks recipes`` or ``onecore``; 1 if batches differ from torch's."""
+    before = os.sched_getaffinity(0)
+    if args.benchmark == "recipes":
+        return measure_all(args, RECIPES)
+    os.sched_setaffinity(0, {max(before)})
     try:
-        check_data(args.data)
-        chosen = _choose(recipes, args.only)
-        check_shared_memory(args.workers, 10 * args.batch_size)
-    except (ValueError, FileNotFoundError, SharedMemoryError) as error:
-        return refuse(error)
+        return measure_all(args, PIPELINES)
+    finally:
+        os.sched_setaffinity(0, before)
+
+
+def measure_all(args: argparse.Namespace, recipes: Sequence[TrainingRecipe]) -> int:
+    """Measure the chosen recipes; 1 if batches differ from torch's."""
+    check_data(args.data)
+    chosen = _choose(recipes, args.only)
+    check_shared_memory(args.workers, 10 * args.batch_size)
     count = 16 if args.quick else 512
     folder = args.data or write_photos(Path(".fastload") / f"photos-{count}", PhotoSet(count=count)).path
     torch.set_num_threads(1)
     rows: list[dict[str, Any]] = []
+    parameters = {name: getattr(args, name) for name in ("images", "batch_size", "workers", "repeats", "quick")}
+    record = {"benchmark": args.benchmark, "environment": environment(), "parameters": parameters, "note": args.note}
     with tempfile.TemporaryDirectory(prefix="fastload-recipes-") as scratch, warnings.catch_warnings():
         warnings.filterwarnings("ignore", "This DataLoader will create")  # fewer cores than workers
         source = Source(folder, args.images, Path(scratch), args.batch_size, max(4, args.workers))
-        record = {
-            "benchmark": benchmark,
-            "environment": environment(),
-            "parameters": {
-                name: getattr(args, name) for name in ("images", "batch_size", "workers", "repeats", "quick")
-            },
-            "note": args.note,
-            "rows": rows,
-        }
         for recipe in chosen:
             try:
                 rows.append(measure(recipe, source, args.workers, args.repeats))
             except Exception as error:  # noqa: BLE001 - one recipe's end does not end the others
                 rows.append({"recipe": recipe.name, "what": recipe.what, "failed": f"{type(error).__name__}: {error}"})
             console().print(_line(rows[-1]), markup=False)
-            if args.json:
-                whole = len(rows) == len(recipes)
-                write_json(args.json, {**record, "counts": counts(rows), "complete": whole})
+            whole = len(rows) == len(recipes)
+            save(args.json, {**record, "rows": rows, "counts": counts(rows), "complete": whole})
     found = counts(rows)
     console().print(
         "{native} of {recipes} recipes run wholly natively, {faster} are faster than 1.3 times; "
@@ -148,7 +143,7 @@ def _choose(recipes: Sequence[TrainingRecipe], only: str | None) -> list[Trainin
     for part in parts:
         if not any(part in recipe.name.lower() for recipe in recipes):
             names = ", ".join(repr(recipe.name) for recipe in recipes)
-            raise ValueError(f"--only must be part of a recipe's name, got {part!r}; the names are {names}")
+            raise UsageError(f"--only must be part of a recipe's name, got {part!r}; the names are {names}")
     return [recipe for recipe in recipes if any(part in recipe.name.lower() for part in parts)]
 
 

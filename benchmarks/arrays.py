@@ -78,8 +78,8 @@ def compare_loaders(images: int, batch_size: int, workers: int, device: torch.de
 
 def cifar_stem(model: Any, *, compiled: bool) -> torch.nn.Module:
     """Change a ResNet for images of 32 pixels."""
-    like = model.conv1.weight
-    model.conv1 = torch.nn.Conv2d(3, 64, 3, padding=1, bias=False).to(like.device, memory_format=torch.channels_last)
+    stem: Any = torch.nn.Conv2d(3, 64, 3, padding=1, bias=False)
+    model.conv1 = stem.to(model.conv1.weight.device, memory_format=torch.channels_last)
     model.maxpool = torch.nn.Identity()
     return cast("torch.nn.Module", torch.compile(model) if compiled else model)
 

@@ -442,8 +442,8 @@ def main(args: argparse.Namespace) -> int:
     except RuntimeError as error:
         raise UsageError(str(error)) from error
     sets = {"": crops, "large_": large}
-    for one in filter(None, sets.values()):
-        one.check()
+    for checked in filter(None, sets.values()):
+        checked.check()
     most = args.threads
     threads = sorted({1, most, *(2**power for power in range(most.bit_length()) if 2**power < most)})
     results = {

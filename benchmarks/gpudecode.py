@@ -194,7 +194,7 @@ def step(args: argparse.Namespace) -> dict[str, Any]:
         times = time_steps(feeds[name], train, clock, args.steps, warm=WARM_STEPS)
         if name == "fed":
             waits.append(times.waited_s / times.seconds)
-        return 1e3 * times.seconds / args.steps
+        return float(1e3 * times.seconds / args.steps)
 
     for _ in range(2 * -(-len(job.indices(dataset)) // args.batch_size)):  # from the second epoch on
         next(feeds["fed"])

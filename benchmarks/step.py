@@ -75,7 +75,7 @@ def compare_feeds(
 
     def ms_per_step(batches: Iterator[Batch], move: Callable[[Tensor, Tensor], Batch] | None = None) -> float:
         times = time_steps(batches, train, clock, args.steps, warm=WARM_STEPS, move=move)
-        return times.seconds / args.steps * 1e3
+        return float(times.seconds / args.steps * 1e3)
 
     contenders = {
         "fed": lambda: ms_per_step(fed),

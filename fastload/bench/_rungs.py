@@ -273,4 +273,5 @@ def measure(
 
     feed.settle()
     times = time_steps(feed.batches, step, clock, steps, warm=WARM_STEPS, move=feed.move)
-    return Turn(batch_size, steps, times, None if trace is None else trace(warm_up, advance))
+    gpu = None if trace is None else trace(warm_up, advance)
+    return Turn(images=batch_size, steps=steps, times=times, gpu=gpu)

@@ -120,7 +120,7 @@ def main(args: argparse.Namespace) -> int:
 
 
 def _climb(args: argparse.Namespace) -> None:
-    sizes = {"batch_size": 8, "steps": 2, "repeats": 2} if args.quick else {"repeats": 3}
+    sizes: dict[str, Any] = {"batch_size": 8, "steps": 2, "repeats": 2} if args.quick else {"repeats": 3}
     climbed = ladder.show(ladder.Ladder(data=args.data, quick=args.quick, **sizes))
     write_json(OUTPUT / "ladder.json", climbed)
     draw_ladder(climbed, OUTPUT / "ladder.png")

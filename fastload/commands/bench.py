@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 import operator
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Final, TypeAlias
 
@@ -16,7 +16,7 @@ from fastload._arguments import (
     picture_file,
     positive,
 )
-from fastload.commands.cli import Command, Table, always, not_given
+from fastload.commands.cli import Command, Needs, Table, always, not_given
 
 Option: TypeAlias = Callable[[argparse.ArgumentParser], object]
 """Declares an option of a command."""
@@ -51,9 +51,7 @@ PHOTOS: Final = {"skimage": not_given("data")}
 """The package that photographs come from, which images of the user's own do not need."""
 
 
-def _bench(
-    name: str, help: str, needs: Mapping[str, Callable[[argparse.Namespace], object]], *options: Option
-) -> Command:
+def _bench(name: str, help: str, needs: Needs, *options: Option) -> Command:
     return Command(f"fastload.bench.{name}", help, "bench", {"rich": always, **needs}, options)
 
 

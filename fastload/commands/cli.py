@@ -16,6 +16,9 @@ from fastload._arguments import UsageError, settled
 from fastload._install import with_extra
 from fastload._version import __version__
 
+Needs: TypeAlias = Mapping[str, Callable[[argparse.Namespace], object]]
+"""Optional packages, and whether given arguments need them."""
+
 
 @dataclass(frozen=True, slots=True)
 class Command:
@@ -26,14 +29,14 @@ class Command:
             object of the module that has them.
         help: One line.
         extra: The extra with its optional dependencies.
-        needs: The optional packages, and whether given arguments need them.
+        needs: Optional packages of given arguments.
         arguments: Functions that declare the arguments, where ``module`` imports torch.
     """
 
     module: str
     help: str
     extra: str | None = None
-    needs: Mapping[str, Callable[[argparse.Namespace], object]] = field(default_factory=dict)
+    needs: Needs = field(default_factory=dict)
     arguments: Sequence[Callable[[argparse.ArgumentParser], object]] = ()
 
     def load(self) -> Any:
@@ -91,7 +94,10 @@ _DISTRIBUTIONS: Final = {"skimage": "scikit-image"}
 """Packages whose distribution has another name."""
 
 
-_TABLES: Final = {"rich": not_given("json"), "matplotlib": operator.attrgetter("png")}
+_TABLES: Final[Needs] = {
+    "rich": not_given("json"),
+    "matplotlib": operator.attrgetter("png"),
+}
 
 COMMANDS: Final[Table] = {
     "run": Command(

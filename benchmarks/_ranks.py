@@ -24,11 +24,11 @@ from benchmarks.contenders import ceiling, torch_loaders
 from benchmarks.contenders._job import Job
 from benchmarks.multigpu import CEILING, DECODE, TORCH
 from fastload import FastLoader
+from fastload._compare import difference
 from fastload.bench._steps import TrainingStep, time_steps
 from fastload.measurement.clock import clock_for
 from fastload.measurement.record import interleave, write_json
 from fastload.measurement.throughput import NATIVE_AHEAD, in_flight
-from fastload.verification import difference
 
 _WARM_STEPS = 4  # after another one's turn
 EPOCH_IMAGES = 1 << 19  # of each process: no epoch ends while a clock runs

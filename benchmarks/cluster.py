@@ -27,11 +27,11 @@ from torchvision.datasets import ImageFolder
 from benchmarks.contenders._processes import processor_s
 from benchmarks.sources import Epochs
 from fastload import FastLoader, prefetch_to_device
+from fastload._compare import difference
 from fastload.bench.photos import PhotoSet, write_photos
 from fastload.measurement.console import console
 from fastload.measurement.record import Spread, environment, interleave, ratio, save
 from fastload.sources import SeededSamples, seed_of
-from fastload.verification import difference
 
 MARK: Final = "FASTLOAD_BENCHMARK"
 WORKERS: Final = "FastLoader"

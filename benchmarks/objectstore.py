@@ -27,12 +27,12 @@ from benchmarks._checkout import served
 from benchmarks.contenders._processes import children, processor_s
 from benchmarks.sources import Epochs
 from fastload import FastLoader
+from fastload._compare import difference
 from fastload.bench._data import training_transform
 from fastload.bench.photos import PhotoSet, write_photos
 from fastload.measurement.console import console
 from fastload.measurement.record import Spread, environment, interleave, ratio, save
 from fastload.sources import ObjectStoreImageFolder
-from fastload.verification import difference
 
 FOLDER: Final = "folder"
 STORE: Final = "object store"

@@ -26,11 +26,11 @@ from benchmarks.memory import Sampled
 from fastload import FastLoader
 from fastload._arguments import UsageError
 from fastload._batch import map_tensors
+from fastload._compare import difference
 from fastload.measurement.console import console
 from fastload.measurement.record import Spread, environment, interleave, ratio, save
 from fastload.memory.arena import Arena
 from fastload.memory.packing import Packer
-from fastload.verification import difference
 
 IMAGE = (3, 224, 224)
 

@@ -32,12 +32,12 @@ from benchmarks._recipes import write_shards
 from benchmarks.arrays import cifar10
 from fastload import FastLoader
 from fastload._arguments import UsageError
+from fastload._compare import difference
 from fastload.bench._data import check_data, training_transform
 from fastload.bench.photos import PhotoSet, write_photos
 from fastload.measurement.console import console
 from fastload.measurement.record import environment, interleave, ratio, save
 from fastload.sources import ParquetImages, RowGroupSampler, TarImageFolder, TarSamples, ZipImageFolder
-from fastload.verification import difference
 from fastload.vision import image_handler
 
 Makers = dict[str, Callable[[], Iterable[Any]]]

@@ -38,6 +38,7 @@ LAYERS = [
         "options",
         "_arguments",
         "_batch",
+        "_compare",
         "_core",
         "_display",
         "_files",

@@ -25,6 +25,7 @@ from benchmarks.contenders import _processes
 from benchmarks.contenders._job import Feed, Job
 from benchmarks.contenders._registry import CONTENDERS
 from benchmarks.contenders._traits import traits
+from fastload._compare import same_bits
 from fastload.bench._data import STD
 from fastload.bench._rungs import take_until
 from fastload.bench._steps import TrainingStep, time_steps
@@ -166,7 +167,7 @@ class Server:
                         f"batch {number} must be {wanted.dtype} {tuple(wanted.shape)}, "
                         f"got {got.dtype} {tuple(got.shape)}"
                     )
-                equal &= torch.equal(got.view(torch.uint8), wanted.view(torch.uint8))
+                equal &= same_bits(got, wanted)
                 difference = (got - wanted).abs() * scale
                 differences.append(float(difference.mean()))
                 largest = max(largest, float(difference.max()))

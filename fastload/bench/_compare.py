@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from fastload._compare import difference
 from fastload.measurement.record import Spread, interleave
-from fastload.verification import difference
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping

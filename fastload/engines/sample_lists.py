@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Any, Final
 
 import torch
 
+from fastload._compare import same
 from fastload.device.normalize import host_images
 from fastload.engines.decode_batch import drawn
-from fastload.engines.parity_check import same
 from fastload.engines.random_states import set_state, state_now
 from fastload.pipeline.samples import filled
 

@@ -13,8 +13,9 @@ import pytest
 pytest.importorskip("skimage")
 pytest.importorskip("rich")
 
-from benchmarks import _decoders, decode
 from benchmarks._decoders import Crops, one_core
+
+from benchmarks import _decoders, decode
 from fastload import _core
 from fastload.bench.photos import PhotoSet, write_photos
 from fastload.commands import cli

@@ -19,13 +19,14 @@ from torch.utils.data import DataLoader, Subset
 from torchvision.datasets import ImageFolder
 
 from fastload import FastLoader
+from fastload._compare import ComparedValues, difference
 from fastload.autoscale import policy
 from fastload.autoscale.probe import Trial
 from fastload.commands import cli
 from fastload.commands import verify as commands_verify
 from fastload.engines import decode_pipeline
 from fastload.sources import TarSamples
-from fastload.verification import ComparedValues, VerificationInterrupted, difference, verify
+from fastload.verification import VerificationInterrupted, verify
 
 root = photos_fixture(11)
 

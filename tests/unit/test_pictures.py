@@ -22,7 +22,7 @@ import docutils.utils
 from docutils import nodes
 from matplotlib.figure import Figure
 
-from benchmarks._charts import Bar, Panel, draw
+from benchmarks.charts import Bar, Panel, draw
 from fastload.profiling import timeline
 from fastload.profiling.palette import DARK, LIGHT, TEXT, contrast, readable_on, style
 from fastload.profiling.timeline import COLOURS, Row, Timeline

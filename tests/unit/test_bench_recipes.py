@@ -1,9 +1,9 @@
-"""The benchmark of recipes: it compares before it times, says what ran where, and counts."""
+"""Test ``python -m benchmarks recipes`` and ``onecore``: compared before timed, what ran where, and the counts."""
 
 from __future__ import annotations
 
-import argparse
 import json
+import os
 from pathlib import Path
 
 import pytest
@@ -15,11 +15,11 @@ pytest.importorskip("rich")
 from torch.utils.data import DataLoader
 
 from benchmarks import recipes
+from benchmarks.__main__ import main as run_benchmark
 from benchmarks._recipe_steps import Masks, RepeatedSampler, Segmentation, Views
 from benchmarks._recipes import RECIPES, Source, TrainingRecipe
 from fastload import FastLoader
 from fastload.bench.photos import PhotoSet, write_photos
-from fastload.commands import cli
 
 
 @pytest.fixture(scope="module")
@@ -36,10 +36,8 @@ def named(name: str) -> TrainingRecipe:
     return next(recipe for recipe in RECIPES if recipe.name == name)
 
 
-def run(*argv: str) -> int:
-    parser = argparse.ArgumentParser()
-    cli.BENCH["recipes"].add_arguments(parser)
-    return recipes.main(parser.parse_args(argv))
+def run(*given: str) -> int:
+    return run_benchmark(["recipes", *given])
 
 
 def test_there_are_twenty_recipes_with_names_of_their_own() -> None:
@@ -117,7 +115,7 @@ def test_a_missing_package_is_named(source: Source) -> None:
 @pytest.mark.parametrize("wrong", [["--only", "unknown"], ["--data", "/no/such/folder"]])
 def test_wrong_arguments_are_refused(wrong: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     assert run(*wrong) == 2
-    assert f"error: {wrong[0]} must" in capsys.readouterr().err
+    assert f"python -m benchmarks recipes: error: {wrong[0]} must" in capsys.readouterr().err
 
 
 def test_a_class_without_images_is_named(folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -173,3 +171,35 @@ def test_samples_of_an_epoch_repeat_where_the_folder_is_small(folder: Path, tmp_
     source = Source(folder, images=14, scratch=tmp_path, batch_size=2)
     assert len(source.samples) == 14
     assert set(source.indices) == set(range(6))
+
+
+def test_pipelines_run_where_their_names_say(folder, tmp_path, monkeypatch):
+    seen = set()
+    measure_all = recipes.measure_all
+
+    def watched(*arguments):
+        seen.add(len(os.sched_getaffinity(0)))
+        return measure_all(*arguments)
+
+    monkeypatch.setattr(recipes, "measure_all", watched)
+    before = os.sched_getaffinity(0)
+    file = tmp_path / "onecore.json"
+    chosen = "TrivialAugmentWide,exact=False,own class,step of"
+    assert run_benchmark(["onecore", "--quick", "--data", str(folder), "--only", chosen, "--json", str(file)]) == 0
+    record = json.loads(file.read_text())
+    assert [(row["recipe"], row["where"]) for row in record["rows"]] == [
+        ("TrivialAugmentWide", recipes.NATIVE),
+        ("SimCLR, exact=False", recipes.NATIVE),
+        ("one's own class", recipes.LAZY),
+        ("one step of Python", recipes.LAZY),
+    ]
+    assert record["parameters"]["workers"] == 1
+    assert seen == {1}
+    assert os.sched_getaffinity(0) == before
+
+
+def test_cores_are_given_back_after_wrong_arguments(capsys):
+    before = os.sched_getaffinity(0)
+    assert run_benchmark(["onecore", "--only", "unknown"]) == 2
+    assert "--only must be part of" in capsys.readouterr().err
+    assert os.sched_getaffinity(0) == before

@@ -217,8 +217,8 @@ class Pending:
     def by_pillow(self, whole: Any) -> NDArray[np.uint8]:
         """Do the same to the whole core image by Pillow."""
         core = whole.crop(self.box)
-        if self.target is not None:
-            core = core.resize(self.target, FILTERS[self.filter], (0, 0, *core.size))
+        if self.target is not None:  # by the image's method: Pillow 12.2 and 12.3 choose the order of passes there
+            core = Image.Image()._new(core).resize(self.target, FILTERS[self.filter]).im
         if self.window is not None:
             core = core.crop(self.window)
         if self.mirrored:

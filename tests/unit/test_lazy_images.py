@@ -367,6 +367,18 @@ def test_huge_images_warn_as_often(monkeypatch):
     assert [str(each.message) for each in seen] == [str(each.message) for each in expected]
 
 
+@pytest.mark.filterwarnings("error")
+def test_slivers_are_compared_with_pillows_method(monkeypatch):
+    """Pillow 12.2 and 12.3 choose the order of their passes in Python."""
+    shrink = lambda image: image.convert("RGB").resize((20, 150), 2)  # noqa: E731
+    data = jpeg(6, 905, 9)
+    assert lazily(shrink, data, 1) == outcome(shrink, data)
+    pending = Pending(None, (0, 0, 9, 905), target=(20, 150))
+    whole = Image.open(io.BytesIO(data)).convert("RGB").im
+    monkeypatch.setattr(Image.Image, "resize", lambda image, size, *_: Image.new("RGB", size, (image.height % 256, 7, 7)))
+    assert (pending.by_pillow(whole) == (905 % 256, 7, 7)).all()
+
+
 def test_other_bits_than_pillows_end_it(monkeypatch):
     decode = lazy_images._core.decode
 

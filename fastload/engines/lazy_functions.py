@@ -10,6 +10,7 @@ import functools
 import math
 import sys
 from typing import TYPE_CHECKING, Any, Final, TypeAlias
+from weakref import WeakKeyDictionary
 
 import numpy as np
 from PIL import Image, ImageEnhance, ImageOps
@@ -44,13 +45,13 @@ def _posterize(bits: Any) -> Node | None:
 
 
 def _solarize(threshold: Any = 128) -> Node | None:
-    if type(threshold) not in (int, float) or not math.isfinite(threshold):
+    if type(threshold) not in (int, float) or not abs(threshold) < math.inf:
         return None
     return "solarize", {"value": solarize_threshold(threshold)}
 
 
 def _grayscale(num_output_channels: Any) -> Node | None:
-    return ("grayscale", {}) if num_output_channels == 3 else None
+    return ("grayscale", {}) if type(num_output_channels) is int and num_output_channels == 3 else None
 
 
 _FUNCTIONS: Final[tuple[tuple[Any, str, Callable[..., Node | None]], ...]] = (
@@ -63,6 +64,9 @@ _FUNCTIONS: Final[tuple[tuple[Any, str, Callable[..., Node | None]], ...]] = (
     (_functional_pil, "to_grayscale", _grayscale),
 )
 """Functions whose first argument is the image; their other arguments are read into a step."""
+
+_COMPUTED: Final = ("degenerate", "intermediate_mode")
+"""Attributes of enhancers that are computed from the image."""
 
 _replaced: list[tuple[Any, str, Any]] = []  # holder, name, original; None if there was none
 
@@ -88,6 +92,8 @@ def install(change: Change) -> None:
 
 def uninstall() -> None:
     """Put the original functions back."""
+    for enhancer in list(_waiting):
+        _complete(enhancer)
     while _replaced:
         holder, name, original = _replaced.pop()
         if original is None:
@@ -114,26 +120,48 @@ def _register(old: Any, new: Any) -> None:
 
 def _function(original: Any, read: Callable[..., Node | None], change: Change) -> Any:
     @functools.wraps(original)
-    def function(image: Any, *arguments: Any, **rest: Any) -> Any:
+    def function(*arguments: Any, **rest: Any) -> Any:
         node = changed = None
-        with contextlib.suppress(TypeError):  # the original raises its own
-            node = read(*arguments, **rest)
+        if arguments:
+            with contextlib.suppress(TypeError):  # the original raises its own
+                node = read(*arguments[1:], **rest)
         if node is not None:
-            changed = change(image, *node)
-        return original(image, *arguments, **rest) if changed is None else changed
+            changed = change(arguments[0], *node)
+        return original(*arguments, **rest) if changed is None else changed
 
     return function
 
 
+_waiting: Final[WeakKeyDictionary[Any, tuple[Image.Image, Any]]] = WeakKeyDictionary()
+"""Enhancers that have not computed what they blend with; their image as it was then, and the original ``__init__``."""
+
+
+def _complete(enhancer: Any) -> None:
+    """Compute what an enhancer blends its image with, if it has not."""
+    if type(enhancer) in _ENHANCERS and (waiting := _waiting.pop(enhancer, None)) is not None:
+        image, original = waiting
+        made = object.__new__(type(enhancer))
+        original(made, image)
+        for name, value in vars(made).items():
+            vars(enhancer).setdefault(name, value)
+
+
 def _replace_enhancers(originals: dict[type, Any], change: Change) -> None:
-    """Make an enhancer compute what it blends the image with only when it is needed."""
+    """Make an enhancer compute what it blends the image with only when it is needed.
+
+    Its image may be changed or replaced meanwhile.
+    """
     enhance = ImageEnhance._Enhance.enhance
 
     def new_init(cls: type, original: Any) -> Any:
         @functools.wraps(original)
         def __init__(self: Any, image: Any) -> None:  # noqa: N807
-            if type(self) is cls and change(image, _ENHANCERS[cls], {"value": 1.0}) is not None:
+            is_unread = cls is ImageEnhance.Brightness and getattr(image, "tile", None)  # and would stay so
+            if type(self) is cls and not is_unread and change(image, _ENHANCERS[cls], {"value": 1.0}) is not None:
+                for name in _COMPUTED:
+                    vars(self).pop(name, None)
                 vars(self)["image"] = image
+                _waiting[self] = image.copy(), original
             else:
                 original(self, image)
 
@@ -142,18 +170,26 @@ def _replace_enhancers(originals: dict[type, Any], change: Change) -> None:
     @functools.wraps(enhance)
     def new_enhance(self: Any, factor: Any) -> Any:
         changed = None
-        if "degenerate" not in vars(self) and type(self) in _ENHANCERS and type(factor) in (int, float):
-            changed = change(self.image, _ENHANCERS[type(self)], {"value": float(factor)})
+        waiting = _waiting.get(self) if type(self) in _ENHANCERS and "degenerate" not in vars(self) else None
+        if waiting is not None and type(factor) in (int, float):
+            image, _ = waiting
+            if getattr(self.image, "_im", None) is image._im:
+                changed = change(image, _ENHANCERS[type(self)], {"value": float(factor)})
         return enhance(self, factor) if changed is None else changed
 
     def late(self: Any, name: str) -> Any:
-        if name in ("degenerate", "intermediate_mode") and type(self) in originals and "image" in vars(self):
-            originals[type(self)](self, vars(self)["image"])
+        if name in _COMPUTED:
+            _complete(self)
             if name in vars(self):
                 return vars(self)[name]
         raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
+
+    def state(self: Any) -> Any:
+        _complete(self)
+        return vars(self)
 
     for cls, original in originals.items():
         _replace(cls, "__init__", new_init(cls, original))
     _replace(ImageEnhance._Enhance, "enhance", new_enhance)
     _replace(ImageEnhance._Enhance, "__getattr__", late)
+    _replace(ImageEnhance._Enhance, "__getstate__", state)

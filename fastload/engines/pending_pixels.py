@@ -34,12 +34,14 @@ class ByPillow:
         pass_rule: The core's rule for the order of a resize's passes.
         comparisons: How many of the next parts to compare with Pillow's.
         failed: Called at a difference.
+        differs: Whether there was one. Everything is left to Pillow then.
     """
 
     load: Callable[[Any], Any]
     pass_rule: str
     comparisons: int
     failed: Callable[[], None]
+    differs: bool = False
 
 
 class File:
@@ -54,13 +56,14 @@ class File:
 
     def part(self, pending: Pending) -> NDArray[np.uint8]:
         """Decode a part, ``(H, W, 3)``."""
-        pixels = self._native(pending)
+        pixels = None if self._pillow.differs else self._native(pending)
         if pixels is None:
             return pending.by_pillow(self._by_pillow())
         if self._pillow.comparisons > 0:
             self._pillow.comparisons -= 1
             expected = pending.by_pillow(self._by_pillow())
             if not np.array_equal(pixels, expected):
+                self._pillow.differs = True
                 self._pillow.failed()
                 return expected
         return pixels

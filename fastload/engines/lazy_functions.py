@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from fastload.pipeline.ops_common import Node
 
     Change: TypeAlias = Callable[[Any, str, dict[str, Any]], Image.Image | None]
+    IsUnchanged: TypeAlias = Callable[[Any, Image.Image], bool]
 
 _ENHANCERS: Final[dict[type, str]] = {
     ImageEnhance.Brightness: "brightness",
@@ -71,11 +72,12 @@ _COMPUTED: Final = ("degenerate", "intermediate_mode")
 _replaced: list[tuple[Any, str, Any]] = []  # holder, name, original; None if there was none
 
 
-def install(change: Change) -> None:
+def install(change: Change, is_unchanged: IsUnchanged) -> None:
     """Replace the functions that are not patched, once.
 
     Args:
         change: Adds a step to an image's pending pixels; returns ``None`` if it cannot.
+        is_unchanged: Whether an image's pixels are still pending, and those of its copy.
     """
     if _replaced:
         return
@@ -87,7 +89,7 @@ def install(change: Change) -> None:
         _replace(module, name, replacement)
     originals = [kind.__init__ for kind in _ENHANCERS]  # type: ignore[misc]
     if all(getattr(each, "__module__", None) == ImageEnhance.__name__ for each in originals):
-        _replace_enhancers(dict(zip(_ENHANCERS, originals, strict=True)), change)
+        _replace_enhancers(dict(zip(_ENHANCERS, originals, strict=True)), change, is_unchanged)
 
 
 def uninstall() -> None:
@@ -146,7 +148,7 @@ def _complete(enhancer: Any) -> None:
             vars(enhancer).setdefault(name, value)
 
 
-def _replace_enhancers(originals: dict[type, Any], change: Change) -> None:
+def _replace_enhancers(originals: dict[type, Any], change: Change, is_unchanged: IsUnchanged) -> None:
     """Make an enhancer compute what it blends the image with only when it is needed.
 
     Its image may be changed or replaced meanwhile.
@@ -173,7 +175,7 @@ def _replace_enhancers(originals: dict[type, Any], change: Change) -> None:
         waiting = _waiting.get(self) if type(self) in _ENHANCERS and "degenerate" not in vars(self) else None
         if waiting is not None and type(factor) in (int, float):
             image, _ = waiting
-            if getattr(self.image, "_im", None) is image._im:
+            if is_unchanged(self.image, image):
                 changed = change(image, _ENHANCERS[type(self)], {"value": float(factor)})
         return enhance(self, factor) if changed is None else changed
 

@@ -278,6 +278,11 @@ def _changed(image: Any, kind: str, fields: dict[str, Any]) -> Image.Image | Non
     return result
 
 
+def _is_unchanged(image: Any, copy: Image.Image) -> bool:
+    """Whether an image's pixels are still pending, and those of its copy."""
+    return getattr(image, "_im", None) is copy._im
+
+
 def _array_interface(self: Image.Image) -> dict[str, Any]:
     im: Any = self._im
     if type(im) is not Pending:
@@ -296,7 +301,7 @@ def _open_first(self: JpegImageFile) -> None:
     if all(found[name] in (former[name], method) for name, (_, _, method) in _METHODS.items()):
         for name, (cls, attribute, method) in _METHODS.items():
             setattr(cls, attribute, _known.originals[name] if name == "open" else method)
-        lazy_functions.install(_changed)
+        lazy_functions.install(_changed, _is_unchanged)
     _known.originals["open"](self)
 
 

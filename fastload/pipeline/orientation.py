@@ -75,7 +75,7 @@ def _jpeg(data: Buffer) -> bool | None:
 
 
 def _segment_is_upright(payload: bytes) -> bool:
-    """Whether the only segment with EXIF or XMP data surely turns no image, and can be read."""
+    """Whether a file's only EXIF or XMP data is sound and turns no image."""
     if not payload.startswith(b"Exif\0\0"):
         return b"Orientation" not in payload
     exif = Image.Exif()

@@ -1,4 +1,4 @@
-"""Images that Pillow would turn, or whose EXIF or XMP data it cannot read, are told from all others."""
+"""Images that Pillow turns, or whose metadata it cannot read, are told from all others."""
 
 from __future__ import annotations
 
@@ -69,7 +69,10 @@ def png(rng):
 
 
 def jpeg(rng):
-    """A JPEG file with some application segments; if it says its resolution, opening it reads no EXIF data."""
+    """A JPEG file with application segments.
+
+    If it says its resolution, opening it reads no EXIF data.
+    """
     data = encoded("JPEG", **rng.choice(({}, {"dpi": (72, 72)})))
     for _ in range(rng.choice((1, 1, 2))):
         exif, xmp = b"Exif\0\0" + exif_data(rng), b"http://ns.adobe.com/xap/1.0/\0" + xmp_data(rng)

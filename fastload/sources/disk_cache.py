@@ -33,7 +33,8 @@ class DiskCache:
         self._lock = threading.Lock()
         os.makedirs(folder, exist_ok=True)
         self._counted: int | None = None  # bytes of all files, when they were counted
-        self._added = 0  # since then, by this process
+        self._added = 0  # since then, by this process; with what it is writing
+        self._writing = 0
 
     def path_of(self, name: str, size: int | None = None) -> str | None:
         """Return a file's path, and note that it is read.
@@ -54,11 +55,11 @@ class DiskCache:
         return path
 
     def put(self, name: str, data: bytes) -> None:
-        """Keep a file, unless the disk refuses. Others see all or nothing."""
-        if len(data) > self._max_bytes:
+        """Keep a file, unless the disk refuses or others take the room. Others see all or nothing."""
+        if len(data) > self._max_bytes or not self._reserve(len(data)):
             return
         path = self._path(name)
-        with contextlib.suppress(OSError):
+        try:
             os.makedirs(os.path.dirname(path), exist_ok=True)
             temporary = f"{path}.{secrets.token_hex(8)}.part"
             try:
@@ -68,14 +69,28 @@ class DiskCache:
             except BaseException:
                 os.unlink(temporary)
                 raise
+        except OSError:
+            pass
+        finally:
             with self._lock:
-                self._added += len(data)
-                if (
-                    self._counted is None
-                    or self._counted + self._added > self._max_bytes
-                    or self._added > _COUNTED_SHARE * self._max_bytes
-                ):
-                    self._count()
+                self._writing -= len(data)
+
+    def _reserve(self, size: int) -> bool:
+        """Remove files for one of so many bytes if need be; return whether there is room."""
+        with self._lock:
+            self._added += size
+            self._writing += size
+            if (
+                self._counted is None
+                or self._counted + self._added > self._max_bytes
+                or self._added > _COUNTED_SHARE * self._max_bytes
+            ):
+                self._count()
+            has_room = self._counted + self._added <= self._max_bytes
+            if not has_room:
+                self._added -= size
+                self._writing -= size
+            return has_room
 
     def _path(self, name: str) -> str:
         digest = hashlib.blake2b(name.encode("utf-8", "surrogateescape"), digest_size=20).hexdigest()
@@ -94,13 +109,13 @@ class DiskCache:
         return found
 
     def _count(self) -> None:
-        """Count the bytes of all files; remove the oldest if these are too many."""
+        """Count all files' bytes; remove the oldest if these and what is written are too many."""
         files = self._files()
-        self._counted, self._added = sum(size for _, size, _ in files), 0
-        if self._counted <= self._max_bytes:
+        self._counted, self._added = sum(size for _, size, _ in files), self._writing
+        if self._counted + self._added <= self._max_bytes:
             return
         files.sort(reverse=True)
-        while files and self._counted > _KEPT_SHARE * self._max_bytes:
+        while files and self._counted + self._added > _KEPT_SHARE * self._max_bytes:
             _, size, path = files.pop()
             with contextlib.suppress(OSError):
                 os.unlink(path)

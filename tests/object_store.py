@@ -51,6 +51,10 @@ class Proxy(BaseHTTPRequestHandler):
         self.send_header("Content-Length", str(10**12 if fault == "huge" else len(body)))
         self.end_headers()
         self.wfile.write(body[: len(body) // 2] if fault == "cut" else body)
+        if fault == "huge":  # obstore makes room once there is more than one piece
+            time.sleep(0.1)
+            with contextlib.suppress(ConnectionError):
+                self.wfile.write(body)
         if fault in ("cut", "huge"):
             self.close_connection = True
 

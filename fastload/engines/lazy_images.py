@@ -214,7 +214,7 @@ def _resize(
     if plain and name in _known.filters and all(type(side) is int and side > 0 for side in size):
         width, height = size
         pending = _pending(self) if (width, height) != self.size and width * height <= TARGET_MAX else None
-        resized = pending and pending.resized((width, height), cast("str", name))
+        resized = pending and pending.resized((width, height), name)
     if resized is None:
         return cast("Image.Image", _known.originals["resize"](self, size, resample, box, reducing_gap))
     return self._new(cast("Any", resized))

@@ -32,7 +32,8 @@ class DiskCache:
         self._max_bytes = max_bytes
         self._lock = threading.Lock()
         os.makedirs(folder, exist_ok=True)
-        self._counted: int | None = None  # bytes of all files, when they were counted
+        self._counted = 0  # bytes of all files, when they were counted
+        self._is_counted = False
         self._added = 0  # since then, by this process; with what it is writing
         self._writing = 0
 
@@ -55,7 +56,10 @@ class DiskCache:
         return path
 
     def put(self, name: str, data: bytes) -> None:
-        """Keep a file, unless the disk refuses or others take the room. Others see all or nothing."""
+        """Keep a file, unless the disk refuses or there is no room.
+
+        Others see all or nothing.
+        """
         if len(data) > self._max_bytes or not self._reserve(len(data)):
             return
         path = self._path(name)
@@ -76,12 +80,12 @@ class DiskCache:
                 self._writing -= len(data)
 
     def _reserve(self, size: int) -> bool:
-        """Remove files for one of so many bytes if need be; return whether there is room."""
+        """Make room for a file if need be; return whether there is."""
         with self._lock:
             self._added += size
             self._writing += size
             if (
-                self._counted is None
+                not self._is_counted
                 or self._counted + self._added > self._max_bytes
                 or self._added > _COUNTED_SHARE * self._max_bytes
             ):
@@ -109,9 +113,12 @@ class DiskCache:
         return found
 
     def _count(self) -> None:
-        """Count all files' bytes; remove the oldest if these and what is written are too many."""
+        """Count the bytes of all files; remove the oldest if these are too many.
+
+        What is being written counts, too.
+        """
         files = self._files()
-        self._counted, self._added = sum(size for _, size, _ in files), self._writing
+        self._counted, self._added, self._is_counted = sum(size for _, size, _ in files), self._writing, True
         if self._counted + self._added <= self._max_bytes:
             return
         files.sort(reverse=True)

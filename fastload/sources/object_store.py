@@ -206,7 +206,11 @@ def shares_of(setup: Setup, processes: int) -> list[Setup]:
 
 
 def _checked(url: str) -> str:
-    """Return a URL without slashes at its end, which says what it would be taken for."""
+    """Return a URL without slashes at its end.
+
+    Raises:
+        ValueError: ``obstore`` would read something else, or nothing.
+    """
     parts = urlsplit(url := os.fspath(url))
     if not parts.scheme:
         raise ValueError(f"url must begin with s3://, gs://, az://, https:// or file://, got {url!r}")

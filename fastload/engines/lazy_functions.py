@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from fastload.pipeline.ops_common import Node
 
     Change: TypeAlias = Callable[[Any, str, dict[str, Any]], Image.Image | None]
+    Copy: TypeAlias = Callable[[Any, str], Image.Image | None]
     IsUnchanged: TypeAlias = Callable[[Any, Image.Image], bool]
 
 _ENHANCERS: Final[dict[type, str]] = {
@@ -72,11 +73,12 @@ _COMPUTED: Final = ("degenerate", "intermediate_mode")
 _replaced: list[tuple[Any, str, Any]] = []  # holder, name, original; None if there was none
 
 
-def install(change: Change, is_unchanged: IsUnchanged) -> None:
+def install(change: Change, copy: Copy, is_unchanged: IsUnchanged) -> None:
     """Replace the functions that are not patched, once.
 
     Args:
         change: Adds a step to an image's pending pixels; returns ``None`` if it cannot.
+        copy: Copies an image to which ``change`` could add a step; else returns ``None``.
         is_unchanged: Whether an image's pixels are still pending, and those of its copy.
     """
     if _replaced:
@@ -89,7 +91,7 @@ def install(change: Change, is_unchanged: IsUnchanged) -> None:
         _replace(module, name, replacement)
     originals = [kind.__init__ for kind in _ENHANCERS]  # type: ignore[misc]
     if all(getattr(each, "__module__", None) == ImageEnhance.__name__ for each in originals):
-        _replace_enhancers(dict(zip(_ENHANCERS, originals, strict=True)), change, is_unchanged)
+        _replace_enhancers(dict(zip(_ENHANCERS, originals, strict=True)), change, copy, is_unchanged)
 
 
 def uninstall() -> None:
@@ -148,7 +150,7 @@ def _complete(enhancer: Any) -> None:
             vars(enhancer).setdefault(name, value)
 
 
-def _replace_enhancers(originals: dict[type, Any], change: Change, is_unchanged: IsUnchanged) -> None:
+def _replace_enhancers(originals: dict[type, Any], change: Change, copy: Copy, is_unchanged: IsUnchanged) -> None:
     """Make an enhancer compute what it blends the image with only when it is needed.
 
     Its image may be changed or replaced meanwhile.
@@ -159,13 +161,14 @@ def _replace_enhancers(originals: dict[type, Any], change: Change, is_unchanged:
         @functools.wraps(original)
         def __init__(self: Any, image: Any) -> None:  # noqa: N807
             is_unread = cls is ImageEnhance.Brightness and getattr(image, "tile", None)  # and would stay so
-            if type(self) is cls and not is_unread and change(image, _ENHANCERS[cls], {"value": 1.0}) is not None:
-                for name in _COMPUTED:
-                    vars(self).pop(name, None)
-                vars(self)["image"] = image
-                _waiting[self] = image.copy(), original
-            else:
+            copied = copy(image, _ENHANCERS[cls]) if type(self) is cls and not is_unread else None
+            if copied is None:
                 original(self, image)
+                return
+            for name in _COMPUTED:
+                vars(self).pop(name, None)
+            vars(self)["image"] = image
+            _waiting[self] = copied, original
 
         return __init__
 

@@ -269,13 +269,24 @@ def _changed(image: Any, kind: str, fields: dict[str, Any]) -> Image.Image | Non
     Returns:
         The changed image; ``None`` if its pixels are not pending, or the step is not exact.
     """
-    pending = _pending(image) if kind in _known.keeps_info and isinstance(image, Image.Image) else None
+    pending = _pending_for(kind, image)
     if pending is None:
         return None
     result: Image.Image = image._new(cast("Any", pending.changed(kind, fields)))
     if not _known.keeps_info[kind]:
         result.info = {}
     return result
+
+
+def _pending_for(kind: str, image: Any) -> Pending | None:
+    """An image's pending pixels, if a kind of step on them is exact."""
+    return _pending(image) if kind in _known.keeps_info and isinstance(image, Image.Image) else None
+
+
+def _as_it_is(image: Any, kind: str) -> Image.Image | None:
+    """Copy an image whose pixels are pending; ``None`` if they are not, or a kind of step is not exact."""
+    pending = _pending_for(kind, image)
+    return None if pending is None else cast("Image.Image", image._new(pending))
 
 
 def _is_unchanged(image: Any, copy: Image.Image) -> bool:
@@ -301,7 +312,7 @@ def _open_first(self: JpegImageFile) -> None:
     if all(found[name] in (former[name], method) for name, (_, _, method) in _METHODS.items()):
         for name, (cls, attribute, method) in _METHODS.items():
             setattr(cls, attribute, _known.originals[name] if name == "open" else method)
-        lazy_functions.install(_changed, _is_unchanged)
+        lazy_functions.install(_changed, _as_it_is, _is_unchanged)
     _known.originals["open"](self)
 
 

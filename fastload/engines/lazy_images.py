@@ -284,7 +284,7 @@ def _pending_for(kind: str, image: Any) -> Pending | None:
 
 
 def _as_it_is(image: Any, kind: str) -> Image.Image | None:
-    """Copy an image whose pixels are pending; ``None`` if they are not, or a kind of step is not exact."""
+    """Copy an image with pending pixels, if a kind of step on them is exact."""
     pending = _pending_for(kind, image)
     return None if pending is None else cast("Image.Image", image._new(pending))
 

@@ -212,7 +212,7 @@ def probe() -> Image.Image:
 def _same_as_reference(kind: str, fields: tuple[tuple[str, Any], ...]) -> bool:
     image = probe()
     if kind == "torch_contrast":  # whose bits are torch's only where 32 divides how many there are
-        image = image.crop((0, 0, 32, 61))
+        image = Image.fromarray(np.asarray(image)[:, :32])  # crop() asks for the user's MAX_IMAGE_PIXELS
     wanted = np.asarray(REFERENCES[kind](image, **dict(fields)))
     got = np.empty_like(wanted, order="C")
     fits = _core.apply_steps([(kind, dict(fields))], np.array(image), got)

@@ -317,6 +317,15 @@ def test_a_header_is_no_jpegs() -> None:
         assert caught.value.status == "not_jpeg"
 
 
+@pytest.mark.parametrize("crop", [None, (0, 100, 2, 2), (0, 69_998, 2, 2), (0, 0, 3, 70_000), (0, 80_000, 2, 2)])
+def test_a_side_that_is_too_long_is_an_error_of_the_image(crop: tuple[int, ...] | None) -> None:
+    file = write_png(np.zeros((3, 70_000, 3), np.int64))
+    for size in (None, (4, 5)):
+        with pytest.raises(DecodeError, match="70000x3 pixels") as caught:
+            decode(file, crop, size)
+        assert caught.value.status == "unsupported"
+
+
 def test_formats_that_are_not_trusted_are_not_decoded() -> None:
     mask, names = _core.trusted_formats(), _core.format_names()
     files = {

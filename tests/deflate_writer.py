@@ -192,7 +192,20 @@ def _own(reader: _Reader) -> tuple[list[int], list[int]]:
     return found[:literals], found[literals : literals + distances]
 
 
-def random_deflated(rng: random.Random) -> bytes:
+def random_stream(rng: random.Random) -> tuple[bytes, bytes] | None:
+    """A zlib stream of random codes, often changed, and its data as :func:`inflate_leniently` sees them.
+
+    Returns:
+        ``None`` if it has none, or a single byte.
+    """
+    deflated = _random_deflated(rng)
+    if rng.random() < 0.6:
+        deflated = _mutated(rng, deflated)
+    data = inflate_leniently(deflated)
+    return None if data is None or len(data) < 2 else (zlib_of(deflated, data), data)
+
+
+def _random_deflated(rng: random.Random) -> bytes:
     """A stream of a few blocks of all kinds, mostly sound, of zlib's making or with codes at random."""
     stream = Stream()
     for left in reversed(range(rng.choice((1, 1, 2, 3)))):
@@ -252,7 +265,7 @@ def _put_symbols(rng: random.Random, stream: Stream, literals: Sequence[int], di
         stream.put_symbols(literals, [256])
 
 
-def mutated_deflated(rng: random.Random, deflated: bytes) -> bytes:
+def _mutated(rng: random.Random, deflated: bytes) -> bytes:
     """Change a few bits, mostly near the beginning, where the codes are."""
     data = bytearray(deflated)
     for _ in range(rng.choice((0, 1, 1, 2, 3))):

@@ -56,7 +56,7 @@ class JpegInfo:
 
 _SIDE_MAX = 2**31 - 1
 _SURELY_ALLOCATED = 1 << 28
-"""Pixels of a crop that an array is made for before the header is read."""
+"""Pixels for which an array is made before it is known whether the image has them, or can be decoded."""
 _SOUND = frozenset({"ok", "cmyk", "twelve_bit", "lossless", "unsupported"})
 
 
@@ -310,11 +310,15 @@ def _shape_of(first: Source, boxes: NDArray[np.int64] | None, size: Sequence[int
     if crop is not None and crop[0] * crop[1] <= _SURELY_ALLOCATED:
         return crop
     calibrate()  # which formats are decoded
-    _, width, height, *_ = _header(first)
-    limit = _max_pixels()
-    is_bomb = 0 < limit < width * height
-    if is_bomb or (crop is not None and (crop[0] > height or crop[1] > width)):  # before allocating such an array
-        raise DecodeError.of(("bomb" if is_bomb else "bad_geometry", 0, width, height, 0, ""), first)
+    status, width, height, *_ = _header(first)
+    if 0 < _max_pixels() < width * height:
+        status = "bomb"
+    elif crop is not None and (crop[0] > height or crop[1] > width):
+        status = "bad_geometry"
+    elif width * height <= _SURELY_ALLOCATED:
+        status = "ok"  # or the core says so
+    if status != "ok":
+        raise DecodeError.of((status, 0, width, height, 0, ""), first)
     return crop or (height, width)
 
 

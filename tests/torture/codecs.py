@@ -157,7 +157,7 @@ def damaged(file: bytes, rng: random.Random) -> bytes:
         return file[:at] + (b"" if kind < 0.25 else rng.randbytes(count)) + file[at + (count if kind < 0.25 else 0) :]
     data = bytearray(file)
     for _ in range(rng.choice((1, 1, 2, 5))):
-        data[rng.randrange(len(data) if rng.random() < 0.7 else 60)] ^= 1 << rng.randrange(8)
+        data[rng.randrange(len(data) if rng.random() < 0.7 else min(60, len(data)))] ^= 1 << rng.randrange(8)
     return _with_checksums(bytes(data)) if file.startswith(SIGNATURE) and rng.random() < 0.7 else bytes(data)
 
 
@@ -219,7 +219,7 @@ def trial(number: int, setting: Setting) -> Outcome:
     rng = random.Random(f"codecs {setting.seed} {number}")
     calibrate()
     data = (deflate_file, png_file, webp_file)[number % 3](rng)
-    if rng.random() < 0.4:
+    if data and rng.random() < 0.4:
         data = damaged(data, rng)
     status, failure = compared(data, tuple(rng.random() for _ in range(4)))
     outcome = Outcome(failures=[] if failure is None else [failure])

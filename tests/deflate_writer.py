@@ -95,12 +95,12 @@ def codes_of(lengths: tuple[int, ...]) -> list[int]:
 
 
 def zlib_of(deflated: bytes, data: bytes, start: bytes = b"\x78\x01") -> bytes:
-    """A zlib stream with the data's checksum."""
+    """Make a zlib stream with the data's checksum."""
     return start + deflated + struct.pack(">I", zlib.adler32(data))
 
 
 def png_of(stream: bytes, size: int, rows: int = 1) -> bytes:
-    """A gray PNG file whose rows, with their filters, are ``size`` bytes; must be divisible by ``rows``."""
+    """Make a gray PNG file whose rows have ``size`` bytes in all, with their filters."""
     return SIGNATURE + header(size // rows - 1, rows, 8, 0) + chunk(b"IDAT", stream) + chunk(b"IEND")
 
 
@@ -125,7 +125,7 @@ class _Reader:
 
 
 def _leniently(lengths: Sequence[int]) -> dict[str, int]:
-    """Codes; one of which there is only one, or none, may be any bit."""
+    """Map codes to symbols; a single code, or none, is any bit."""
     used = [symbol for symbol, length in enumerate(lengths) if length]
     if sum(1 << (15 - lengths[symbol]) for symbol in used) > 1 << 15:
         raise ValueError
@@ -136,7 +136,7 @@ def _leniently(lengths: Sequence[int]) -> dict[str, int]:
 
 
 def inflate_leniently(deflated: bytes, most: int = 1 << 15) -> bytes | None:
-    """Inflate a stream with codes that zlib refuses, as a decoder might that does not check them.
+    """Inflate a stream as a decoder might that does not check its codes.
 
     Returns:
         ``None`` if there is no sense in it, or it has more than ``most`` bytes.
@@ -193,7 +193,7 @@ def _own(reader: _Reader) -> tuple[list[int], list[int]]:
 
 
 def random_stream(rng: random.Random) -> tuple[bytes, bytes] | None:
-    """A zlib stream of random codes, often changed, and its data as :func:`inflate_leniently` sees them.
+    """Make a zlib stream of random codes, often changed, and its data for :func:`inflate_leniently`.
 
     Returns:
         ``None`` if it has none, or a single byte.
@@ -206,7 +206,7 @@ def random_stream(rng: random.Random) -> tuple[bytes, bytes] | None:
 
 
 def _random_deflated(rng: random.Random) -> bytes:
-    """A stream of a few blocks of all kinds, mostly sound, of zlib's making or with codes at random."""
+    """Make a stream of a few blocks of all kinds, with random codes, mostly sound."""
     stream = Stream()
     for left in reversed(range(rng.choice((1, 1, 2, 3)))):
         kind = rng.randrange(4)
@@ -224,7 +224,7 @@ def _random_deflated(rng: random.Random) -> bytes:
 
 
 def _random_code(rng: random.Random, symbols: int, wanted: tuple[int, ...]) -> list[int]:
-    """Lengths of a code of some symbols, mostly a complete one."""
+    """Draw the lengths of a code, mostly of a complete one."""
     others = [symbol for symbol in range(symbols) if symbol not in wanted]
     used = [*wanted, *rng.sample(others, min(len(others), rng.choice((0, 1, 2, 2, 5, 20))))]
     rng.shuffle(used)

@@ -1,4 +1,4 @@
-"""PNG and WebP files put together wrongly, and damaged: the core returns Pillow's pixels or an error."""
+"""Damaged PNG and WebP files: the core returns Pillow's pixels or an error."""
 
 from __future__ import annotations
 
@@ -170,7 +170,7 @@ def _with_checksums(file: bytes) -> bytes:
 
 
 def deflate_file(rng: random.Random) -> bytes:
-    """A PNG file whose stream is made by hand; its checksum and size are those of a decoder without checks."""
+    """Make a PNG file of a random stream."""
     while (found := random_stream(rng)) is None:
         pass
     stream, data = found

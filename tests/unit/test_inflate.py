@@ -1,4 +1,4 @@
-"""Streams made by hand: the core inflates what zlib does, and Pillow raises for all others."""
+"""The core inflates the streams that zlib inflates; for all others, Pillow raises."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def calibrated() -> None:
 
 
 def is_decoded(stream: bytes, size: int, rows: int = 1) -> bool:
-    """Whether the core decodes a PNG file of the stream; then Pillow has the same pixels."""
+    """Whether the core decodes a PNG file of the stream, to Pillow's pixels."""
     file = png_of(stream, size, rows)
     try:
         got = decode(file)
@@ -65,7 +65,7 @@ def fixed_match(symbol: int, distance: int) -> Stream:
 
 
 def own_match(distances: list[int], bit: int, literals: int = 286) -> Stream:
-    """A zero and a match of three more, whose distance is one bit, with codes of the block's own."""
+    """A zero and a match of three more; the distance is one bit."""
     lengths = code(literals, {0: 1, END: 2, 257: 2})
     stream = Stream()
     stream.own_codes(lengths, distances)
@@ -92,12 +92,6 @@ def coded(literals: list[int], distances: list[int], **how: object) -> Stream:
     return stream
 
 
-def repeated(*items: tuple[int, int]) -> Stream:
-    """Four zeros, with codes for 0 and the end, and these items for the other 256 lengths."""
-    first, rest = items[0], items[1:]
-    return coded(code(257, {0: 1, END: 1}), [0], items=[*([first] if first[0] == 16 else [(1, 0), first]), *rest])
-
-
 TWO = code(257, {0: 1, END: 1})
 SOUND = {
     "the longest match": (fixed_match(285, 0), 1 + 97 * 258),
@@ -109,7 +103,7 @@ SOUND = {
     "no distance": (coded(TWO, [0]), 4),
     "two distances": (coded(TWO, [1, 1]), 4),
     "a long code": (coded(code(257, {symbol: symbol + 1 for symbol in range(14)} | {14: 15, END: 15}), [0]), 4),
-    "repeats": (repeated((18, 127), (18, 106), (1, 0), (0, 0)), 4),
+    "repeats": (coded(TWO, [0], items=((1, 0), (18, 127), (18, 106), (1, 0), (0, 0))), 4),
 }
 REFUSED = {
     "length symbol 286": (fixed_match(286, 0), 1 + 97 * 258),
@@ -124,8 +118,11 @@ REFUSED = {
     "no distance, a match by 1": (own_match([0], 1), 4),
     "the other bit of a single distance": (own_match([1], 1), 4),
     "the other bit of a single end": (only_an_end(1), 4),
-    "repeats that go on behind the lengths": (repeated((18, 127), (18, 106), (1, 0), (17, 7)), 4),
-    "a repeat of nothing": (repeated((16, 0), (18, 127), (18, 103), (1, 0), (0, 0)), 4),
+    "repeats that go on behind the lengths": (
+        coded(TWO, [0], items=((1, 0), (18, 127), (18, 106), (1, 0), (17, 7))),
+        4,
+    ),
+    "a repeat of nothing": (coded(TWO, [0], items=((16, 0), (18, 127), (18, 104), (1, 0), (0, 0))), 4),
     "too many codes": (coded(code(257, {0: 1, 1: 1, END: 1}), [0]), 4),
     "too few codes": (coded(code(257, {0: 2, END: 2}), [0]), 4),
     "too many distances": (coded(TWO, [1, 1, 1]), 4),
@@ -181,7 +178,7 @@ def test_ten_thousand_streams_made_at_random() -> None:
 
 
 def random_trial(rng: random.Random) -> bool | None:
-    """Decode a stream that has sense to a decoder without checks; return whether zlib takes it."""
+    """Decode a random stream; return whether zlib takes it, ``None`` for no stream."""
     found = random_stream(rng)
     if found is None:
         return None

@@ -7,6 +7,8 @@ import io
 import pickle
 import random
 import re
+import struct
+from collections import Counter
 from dataclasses import replace
 
 import numpy as np
@@ -16,11 +18,12 @@ import torchvision.transforms as v1
 from children import exit_code, forked
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from jpeg_writer import FACTORS, write_jpeg
+from jpeg_writer import FACTORS, segment, write_jpeg
 from photos import jpeg
 from PIL import Image, ImageEnhance, ImageFile, ImageFilter, ImageOps
 from PIL.JpegImagePlugin import JpegImageFile
 from torchvision.transforms import functional, v2
+from torture import mutations
 
 from fastload.engines import lazy_functions, lazy_images
 from fastload.engines.pending_pixels import Pending
@@ -430,6 +433,54 @@ def test_damaged_files_give_the_same_pixels_or_errors():
             data[at : at + rng.choice([0, 1])] = bytes([rng.choice([0xFF, rng.randrange(256)])])
         for use in ("convert", "crop, resize, crop, flip"):
             assert lazily(USES[use], bytes(data)) == outcome(USES[use], bytes(data)), data.hex()
+
+
+def with_segment(marker, payload):
+    return lambda data: data[:2] + segment(marker, payload) + data[2:]
+
+
+def of_width(width):
+    def change(data):
+        at = data.index(b"\xff\xc0") + 5
+        return data[:at] + struct.pack(">HH", 2, width) + data[at + 4 :]
+
+    return change
+
+
+@pytest.mark.parametrize(
+    ("change", "raises"),
+    [
+        (with_segment(0xCC, b""), False),
+        (with_segment(0xCC, b"\0\x10\x0f\x55\x10\xff\x1f\0"), False),
+        (with_segment(0xCC, b"\0"), True),  # half a value
+        (with_segment(0xCC, b"\0\x10\x01"), True),
+        (with_segment(0xCC, b"\x20\x10"), True),  # no such table
+        (with_segment(0xCC, b"\x0f\x01"), True),  # a lower bound above the upper one
+        (of_width(65500), False),
+        (of_width(65501), True),
+        (of_width(65535), True),
+    ],
+)
+def test_what_libjpeg_refuses_of_a_header_raises_at_once(change, raises):
+    for name in ("4:2:0", "restarts"):
+        data = change(FILES[name])
+        found = lazily(lambda image: image.convert("RGB").size, data)
+        assert found == outcome(lambda image: image.convert("RGB").size, data)
+        assert (found[0] is OSError) is raises
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_any_damage_of_a_header_raises_at_once(monkeypatch):
+    monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", 200_000)
+    rng = random.Random(3)
+    seen, states = Counter(), []
+    for _ in range(400):
+        data = mutations.mutated(rng, mutations.HEADERS)
+        found = lazily(lambda image: states.append(type(image.convert("RGB")._im) is Pending), data)
+        raised = outcome(lambda image: image.convert("RGB") and None, data)
+        assert found == raised, data.hex()
+        seen["raised" if raised else "pending" if states.pop() else "decoded"] += 1
+    assert min(seen.values()) > 30, seen
 
 
 def test_truncated_images_may_be_allowed(monkeypatch):

@@ -172,7 +172,7 @@ def _after_failure(loader: Any) -> dict[str, Any]:
 
 
 def _before_workers(loader: Any) -> DatasetState:
-    """The state that worker processes begin with: that of this process's dataset, if it has one here."""
+    """Return what worker processes begin with: the state of this process's dataset, if any."""
     found = DatasetState.copied(loader.dataset) if loader.num_workers else NO_STATE
     return NO_STATE if found.error else found
 

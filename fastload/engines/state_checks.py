@@ -85,7 +85,9 @@ def checksum_of(data: dict[str, Any]) -> int:
 
 
 def _content(value: Any, within: frozenset[int] = frozenset()) -> Any:
-    """Return lists, tuples, numbers and texts whose ``ascii()`` tells a value from any other, in any process.
+    """Return plain data whose ``ascii()`` tells a value from any other.
+
+    It is the same in every process.
 
     Args:
         value: Any object.

@@ -61,7 +61,7 @@ def test_a_dataset_with_a_state_goes_on_where_each_sample_has_its_own_randomness
 
 
 class Shelf(IterableDataset):
-    """Goes on at its place once after a state was loaded; tells its place at any time."""
+    """Goes on at its place once after a state was loaded."""
 
     read, goes_on = 0, False
 

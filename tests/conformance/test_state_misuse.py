@@ -349,7 +349,7 @@ LOADERS = {
 
 
 def others(value: Any) -> Any:
-    """Yield ``value`` with one change of a value, type, size, key or order in it, for each that there can be."""
+    """Yield ``value`` with each single change of a value, type, size, key or order."""
     if isinstance(value, dict):
         for key, entry in value.items():
             rest = {name: value[name] for name in value if name != key}

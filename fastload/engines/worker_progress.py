@@ -21,6 +21,7 @@ from torch.utils.data import IterableDataset, _DatasetKind
 
 from fastload.engines.packed_states import Texts, digest_of, unpack
 from fastload.engines.sample_seeding import SeededByIndex
+from fastload.memory.sending import reduce_error
 from fastload.options import has_state
 from fastload.stats.kept_states import KeptState
 
@@ -206,6 +207,9 @@ class NotLoaded(ExceptionWrapper):
         """Wrap the error that is being handled."""
         error.add_note(KEPT_NOTE)
         return cls(where=f"in DataLoader worker process {worker}, which begins with a loaded state")
+
+    def __reduce__(self) -> Any:
+        return reduce_error(self)
 
 
 class _FailedFetcher:

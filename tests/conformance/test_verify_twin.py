@@ -1,4 +1,4 @@
-"""Verifying a loader leaves it as it was: its later epochs, its statistics, and what it holds."""
+"""Verifying a loader leaves it as it was: later epochs, statistics, and what it holds."""
 
 from __future__ import annotations
 

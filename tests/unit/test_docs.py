@@ -95,7 +95,10 @@ def what_the_pages_speak_of(photos: Path) -> dict[str, Any]:
 def test_code_on_the_page_runs_and_prints_what_it_says(
     page: Path, photos: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Blocks of ``python`` run in turn; what one prints is the ``text`` block after it, which may have ``...``."""
+    """Blocks of ``python`` run in turn; what one prints is the ``text`` block after it.
+
+    That may have ``...`` for what differs.
+    """
     names = what_the_pages_speak_of(photos)
     write_photos(tmp_path / "cat", PhotoSet(count=1, classes=1, edge_px=500))
     next(tmp_path.glob("cat/*/*.jpg")).rename(tmp_path / "cat.jpg")

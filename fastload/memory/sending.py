@@ -165,7 +165,7 @@ class Sent:
                 return self._reduced(in_files=False)
         except Exception as error:  # noqa: BLE001 - any error of the user's objects, or of torch's tensors
             error.add_note(f"when the batch of indices {_shown(self.indices)} was pickled, to be sent by its worker")
-            return reduce_error(ExceptionWrapper(where=_where()))
+            return reduce_error(ExceptionWrapper(where=_where()))  # type: ignore[no-untyped-call]
 
     def _reduced(self, *, in_files: bool) -> tuple[Any, ...]:
         content = io.BytesIO()
@@ -202,7 +202,7 @@ def reduce_error(error: ExceptionWrapper) -> tuple[Any, ...]:
 
 
 def _received_error(wrapper: type, kinds: list[bytes], message: str, where: str) -> Any:
-    error = object.__new__(wrapper)
+    error: Any = object.__new__(wrapper)
     error.exc_msg, error.where = message, where
     for kind in kinds:
         with contextlib.suppress(Exception):  # of a module that only the worker has
@@ -294,7 +294,7 @@ def _receive(content: bytes | None, key: Any = None, count: int = 0) -> Any:
         if isinstance(error, EOFError | OSError) and getattr(error, "filename", None) is None:
             raise  # of files or connections, which torch explains: too many, or a worker that has ended
         error.add_note("when a batch of a worker's was unpickled")
-        return ExceptionWrapper(where=_where())
+        return ExceptionWrapper(where=_where())  # type: ignore[no-untyped-call]
     finally:
         _arriving.files = None
         _close(files)

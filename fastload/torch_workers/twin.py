@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import threading
-from types import BuiltinFunctionType, FunctionType, ModuleType
+from types import BuiltinFunctionType, FunctionType, MethodType, ModuleType
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 import numpy as np
@@ -62,9 +62,18 @@ def independent_twin(loader: AnyLoader, **changes: Any) -> AnyLoader:
 def _not_copied(roots: list[Any], known: frozenset[int]) -> list[Any]:
     """What copies share: modules, locks, and tensors and arrays if they are large together."""
     found = [one for one in _reached_from(roots, known) if isinstance(one, (*_SHARED, torch.Tensor, np.ndarray))]
-    data = [one for one in found if not isinstance(one, _SHARED)]
-    is_large = sum(one.nbytes for one in data) > DATA_BYTES
-    return found if is_large else [one for one in found if isinstance(one, _SHARED)]
+    sizes = dict(_memory_of(one) for one in found if not isinstance(one, _SHARED))
+    return found if sum(sizes.values()) > DATA_BYTES else [one for one in found if isinstance(one, _SHARED)]
+
+
+def _memory_of(data: Any) -> tuple[int, int]:
+    """Return what tells the memory that a copy takes, and its bytes; views of a tensor have one."""
+    if isinstance(data, np.ndarray):
+        return id(data), data.nbytes
+    if data.layout != torch.strided or data.device.type == "meta":
+        return id(data), data.element_size() * data.numel()
+    storage = data.untyped_storage()
+    return storage.data_ptr(), storage.nbytes()
 
 
 def _reached_from(roots: list[Any], known: frozenset[int]) -> Iterator[Any]:
@@ -81,6 +90,7 @@ def _reached_from(roots: list[Any], known: frozenset[int]) -> Iterator[Any]:
             left.extend(one.values())
         elif isinstance(one, list | tuple | set | frozenset):
             left.extend(one)
+        elif kind is MethodType:
+            left.append(one.__self__)
         if not isinstance(one, (*_SHARED, torch.Tensor, np.ndarray)):
             left.append(getattr(one, "__dict__", None))
-            left.append(getattr(one, "__self__", None))

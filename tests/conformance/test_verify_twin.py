@@ -212,3 +212,8 @@ def test_large_arrays_are_shared_and_all_else_is_copied(monkeypatch):
     assert shared.seen is dataset.seen
     assert shared is not dataset
     assert twin.independent_twin(DataLoader(dataset, 2, num_workers=1)).dataset is dataset
+    monkeypatch.setattr(twin, "DATA_BYTES", 8 * 100)
+    views = DataLoader(torch.zeros(100, dtype=torch.float64).split(1))
+    assert twin.independent_twin(views).dataset[0] is not views.dataset[0]  # all of one memory
+    monkeypatch.setattr(twin, "DATA_BYTES", 8 * 99)
+    assert twin.independent_twin(views).dataset[0] is views.dataset[0]

@@ -15,7 +15,7 @@ import os
 import threading
 import time
 import weakref
-from multiprocessing import reduction
+from multiprocessing import process, reduction
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
@@ -58,6 +58,7 @@ def _disown() -> None:
     """In a forked child: the workers, their queues and their shared memory are the parent's."""
     for iterator, after in list(_live.items()):
         iterator._shutdown = True  # else torch's ``__del__`` here would end the parent's workers
+        process._children.difference_update(iterator._workers)  # type: ignore[attr-defined]  # nor multiprocessing at exit
         after.detach()
     _live.clear()
 

@@ -67,7 +67,7 @@ def _not_copied(roots: list[Any], known: frozenset[int]) -> list[Any]:
 
 
 def _memory_of(data: Any) -> tuple[int, int]:
-    """Return what tells the memory that a copy takes, and its bytes; views of a tensor have one."""
+    """Return an id of the memory that a copy takes, and its bytes."""
     if isinstance(data, np.ndarray):
         return id(data), data.nbytes
     if data.layout != torch.strided or data.device.type == "meta":

@@ -11,7 +11,7 @@ import subprocess
 import sys
 import threading
 import time
-from multiprocessing import popen_fork
+from multiprocessing import popen_fork, util
 from multiprocessing.process import BaseProcess
 from pathlib import Path
 
@@ -514,7 +514,10 @@ def test_a_program_that_ends_in_mid_epoch_ends_the_thread_that_pins_before_the_w
     assert (done.returncode, done.stdout, done.stderr) == (3, "[False, False, False]\n", "")
 
 
-@pytest.mark.parametrize("end", ["loader.close()", "shutdown.shut_down(host)", "del loader, iterator, host"])
+ENDS = ("loader.close()", "shutdown.shut_down(host)", "del loader, iterator, host", "util._exit_function()")
+
+
+@pytest.mark.parametrize("end", ENDS)
 @pytest.mark.parametrize("persistent", [False, True])
 def test_what_a_forked_child_ends_goes_on_in_its_parent(make, end, persistent):
     """In torch the child ends the workers, for which the parent then waits forever."""
@@ -524,7 +527,7 @@ def test_what_a_forked_child_ends_goes_on_in_its_parent(make, end, persistent):
     numbers = numbers_of([next(held["iterator"])])
 
     def child():
-        exec(end, globals(), held)
+        exec(end, {"shutdown": shutdown, "util": util}, held)
         gc.collect()
 
     assert exit_code(forked(child)) == 0

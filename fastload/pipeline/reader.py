@@ -20,10 +20,7 @@ from fastload.pipeline.arrow_images import ArrowImages, arrow_images, is_arrow
 from fastload.pipeline.calibration import calibrate
 from fastload.pipeline.datasets import (
     PIL_LOADER,
-    ask,
-    asks_many,
     copied,
-    images_in,
     is_gray,
     is_true,
     leaves_of,
@@ -32,9 +29,9 @@ from fastload.pipeline.datasets import (
     pixels_of,
     sample_name,
     size_of,
-    taken,
     transforms_of,
 )
+from fastload.pipeline.encoded_datasets import ask, asks_many, images_in, taken
 from fastload.pipeline.errors import Refused, name_of
 from fastload.pipeline.library_settings import check_collating
 from fastload.pipeline.random_stream import calibrate_stream

@@ -13,16 +13,13 @@ import torch
 from torchvision.transforms import CenterCrop, ConvertImageDtype, Lambda, Normalize, PILToTensor, Resize, _presets
 
 from fastload.pipeline.errors import Refused
-from fastload.pipeline.monkeypatch_check import Originals
+from fastload.pipeline.monkeypatch_check import HOOKS, MODULE_CALL, Originals
 
 if TYPE_CHECKING:
     from types import CodeType
 
 _ORIGINALS: Final = Originals((torch.nn.Sequential, Lambda, _presets.ImageClassification))
 _CALL: Final = ("__call__", "forward")
-# A module's call goes through these before it comes to ``forward``.
-_MODULE_CALL: Final = ("_call_impl", "_slow_forward", "_compiled_call_impl")
-_HOOKS: Final = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
 _KINDS: Final = CO_ASYNC_GENERATOR | CO_COROUTINE | CO_GENERATOR | CO_ITERABLE_COROUTINE | CO_VARARGS | CO_VARKEYWORDS
 
 
@@ -83,9 +80,9 @@ def method_of(transform: Any) -> FunctionType | None:
     if isinstance(transform, torch.nn.Module):
         if method is not torch.nn.Module.__call__ or _ORIGINALS.patched(torch.nn.Sequential()) is not None:
             return None
-        if any(name in held or getattr(kind, name) is not getattr(torch.nn.Module, name) for name in _MODULE_CALL):
+        if any(name in held or getattr(kind, name) is not getattr(torch.nn.Module, name) for name in MODULE_CALL):
             return None
-        if any(held.get(name) for name in _HOOKS):
+        if any(held.get(name) for name in HOOKS):
             return None
         method = kind.forward
     if type(method) is not FunctionType or hasattr(method, "__wrapped__") or any(call in held for call in _CALL):

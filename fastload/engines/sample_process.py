@@ -30,7 +30,7 @@ from fastload.engines.decode_batch import TookTooLongError, check_size, working_
 from fastload.engines.random_states import set_state, state_now
 from fastload.engines.worker_states import first_states
 from fastload.nvtx import stages
-from fastload.pipeline.datasets import BytesPath
+from fastload.pipeline.datasets import OddPath, sendable
 from fastload.pipeline.reader import pixel_limit
 from fastload.torch_workers.orphans import LOOK_S, exit_with_parent
 from fastload.torch_workers.processes import JOIN_S, forking_workers
@@ -186,7 +186,7 @@ class SampleProcess:
         Raises:
             RuntimeError: The process has ended.
         """
-        return self._ask(("sample", _sendable(source), state, size, worker, where, view))  # type: ignore[no-any-return]
+        return self._ask(("sample", sendable(source), state, size, worker, where, view))  # type: ignore[no-any-return]
 
     def fetched(self, indices: list[Any], state: bytes | None, *, worker: int) -> tuple[ExceptionWrapper | None, bytes]:
         """Fetch a batch from the dataset; return its error, if any, and the generators' state.
@@ -320,16 +320,6 @@ class _UnsendableError(RuntimeError):
     """An answer could not be pickled."""
 
 
-def _sendable(source: Any) -> Any:
-    """Convert a sample's path or bytes to plain types."""
-    if type(source) is tuple:
-        return tuple(map(_sendable, source))
-    if isinstance(source, os.PathLike):
-        path = os.fspath(source)
-        return path if isinstance(path, str) else BytesPath(path)
-    return source if isinstance(source, str | bytes | np.ndarray) else bytes(source)
-
-
 def _answer_requests(
     connection: Connection, recipe: Recipe, settings: _Settings | None, parent: int, *inherited: Connection
 ) -> None:
@@ -379,6 +369,8 @@ def _sample(
     if state is not None:
         set_state(state)
     try:
+        if isinstance(source, OddPath):  # it comes without its path, which may be anything
+            source, _ = recipe.locate_resolved(source.index)
         result: Any = made_here(recipe, source, size, view)
     except Exception:  # noqa: BLE001 - the worker would send any error of Pillow or the transforms
         result = wrapped(worker, where)
@@ -413,7 +405,7 @@ def located(recipe: Recipe, index: Any) -> Any:
     """Answer :meth:`SampleProcess.located` in this process."""
     try:
         source, target = recipe.locate(index)
-        source = _sendable(source)
+        source = sendable(source)
     except Exception as error:  # noqa: BLE001 - any error of the user's dataset
         return type(error).__name__
     return source, target

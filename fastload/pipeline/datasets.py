@@ -5,11 +5,14 @@ from __future__ import annotations
 import bisect
 import copy
 import os
+import pathlib
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
+import numpy as np
 import torch
 import torchvision
+from PIL import Image
 from torch.utils.data import ConcatDataset, Subset
 from torchvision import datasets
 from torchvision.datasets import folder, vision
@@ -21,10 +24,11 @@ from fastload.pipeline.errors import Refused, name_of
 from fastload.pipeline.monkeypatch_check import Originals
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
 PIL_LOADER: Final = folder.pil_loader
 _LOADERS: Final = (folder.default_loader, PIL_LOADER)
+_PATHS: Final = (type(pathlib.Path()), type(pathlib.PurePath()))
 
 _PAIRS: Final = ("_image_files", "_labels")
 _PETS: Final = ("_images", "_labels", "_bin_labels", "_target_types")
@@ -85,8 +89,59 @@ class BytesPath(os.PathLike[bytes]):
         return self.path
 
 
+@dataclass(frozen=True, slots=True)
+class OddPath:
+    """A path that is none, which only the dataset's loader takes or refuses.
+
+    Pickles without the path, which may be anything.
+
+    Attributes:
+        path: Such as the number of an open file, ``None``, or an object with an ``__fspath__`` of its own.
+        loader: Opens it.
+        index: The sample's, after :meth:`~fastload.pipeline.reader.Recipe.resolve`.
+    """
+
+    path: Any
+    loader: Callable[[Any], Any]
+    index: Any
+
+    def opened(self) -> Any:
+        """Open the image."""
+        return self.loader(self.path)
+
+    def __reduce__(self) -> Any:
+        return OddPath, (None, self.loader, self.index)
+
+
+def sendable(source: Any) -> Any:
+    """Convert a sample's path or bytes to plain types, to send them to another process."""
+    if type(source) is tuple:
+        return tuple(map(sendable, source))
+    if isinstance(source, os.PathLike):
+        path = os.fspath(source)
+        return path if isinstance(path, str) else BytesPath(path)
+    return source if isinstance(source, str | bytes | np.ndarray | OddPath) else bytes(source)
+
+
+def _by_pillow(path: Any) -> Any:
+    return Image.open(path).convert("RGB")
+
+
+def _as_path(path: Any, known: type, index: Any) -> Any:
+    """Return a sample's path as the core takes it, or an :class:`OddPath`."""
+    kind = type(path)
+    if kind is str or kind in _PATHS:
+        return path
+    if isinstance(path, str):  # of a class of its own, such as NumPy's: the characters count
+        return str.__str__(path)
+    if isinstance(path, bytes):
+        return BytesPath(b"".join((path,)))
+    return OddPath(path, _by_pillow if known is datasets.OxfordIIITPet else PIL_LOADER, index)
+
+
 def locate(dataset: Any, index: Any) -> tuple[Any, Any]:
     """Get a sample's encoded image (bytes or path) and target. Raises what the dataset would."""
+    resolved = index
     dataset, index = _at_leaf(dataset, index)
     known = _known(kind := type(dataset))
     if known is None:
@@ -95,7 +150,7 @@ def locate(dataset: Any, index: Any) -> tuple[Any, Any]:
         source, target = own_getitem.trace(dataset, index)
     else:
         source, target = _entry(dataset, known, index)
-    return BytesPath(source) if isinstance(source, bytes) else source, target
+    return source if known in OF_ARRAYS else _as_path(source, known, resolved), target
 
 
 def sample_name(dataset: Any, index: Any) -> str | None:
@@ -109,7 +164,7 @@ def sample_name(dataset: Any, index: Any) -> str | None:
         if known is None:
             name = dataset.sample_name(index) if hasattr(kind, "sample_name") else None
         else:
-            name = os.fsdecode(_entry(dataset, known, index)[0])
+            name = os.fsdecode(_as_path(_entry(dataset, known, index)[0], known, index))  # of odd ones, a TypeError
     except Exception:  # noqa: BLE001 - any error of the user's dataset
         return None
     return name if isinstance(name, str) else None
@@ -157,9 +212,10 @@ def paths_of(dataset: Any, indices: Sequence[Any]) -> tuple[list[str], list[Any]
             return None
         samples = getattr(dataset, _FIELDS[known][0])
         paths, targets = map(list, zip(*[samples[index] for index in indices], strict=True))
+        usual = set(map(type, paths)) == {str} and b"\0" not in os.fsencode("".join(paths))
     except Exception:  # noqa: BLE001 - any error of a user's sequence
         return None
-    return (paths, targets) if set(map(type, paths)) == {str} and "\0" not in "".join(paths) else None
+    return (paths, targets) if usual else None
 
 
 def _entry(dataset: Any, known: type, index: Any) -> Any:

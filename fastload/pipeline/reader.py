@@ -20,6 +20,7 @@ from fastload.pipeline.arrow_images import ArrowImages, arrow_images, is_arrow
 from fastload.pipeline.calibration import calibrate
 from fastload.pipeline.datasets import (
     PIL_LOADER,
+    OddPath,
     copied,
     is_gray,
     is_true,
@@ -179,6 +180,8 @@ def opened(source: Any) -> Any:
     """Open an encoded image (bytes or path) with Pillow, or take pixels as they are."""
     if isinstance(source, np.ndarray):
         return Image.fromarray(source)
+    if isinstance(source, OddPath):
+        return source.opened()
     if isinstance(source, KeptFile):
         source = source.read()
     if isinstance(source, str | os.PathLike):

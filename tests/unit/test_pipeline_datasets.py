@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import typing
 from pathlib import Path
 
@@ -427,3 +428,30 @@ def test_what_is_unusual_is_located_one_by_one(root):
     assert paths_of(stored("DTD", root, train_v1()), [0]) is None
     assert paths_of(Own(root), [0]) is None
     assert paths_of([("a", 1)], [0]) is None
+
+
+@pytest.mark.parametrize("name", ["OxfordIIITPet", "Places365", "DTD"])
+def test_what_stands_for_a_path_is_opened_as_the_dataset_does(root, name):
+    whole = v1.Compose([v1.Resize(9), v1.CenterCrop(8), v1.ToTensor()])
+    dataset = archived(name, root, whole) if name != "DTD" else stored(name, root, whole)
+    recipe = read_recipe(dataset)
+    field = {"OxfordIIITPet": "_images", "Places365": "imgs", "DTD": "_image_files"}[name]
+    for path in (io.BytesIO(jpeg(3)), None, 1.5, ("a",), bytearray(b"a"), Mask("a"), {}):
+        getattr(dataset, field)[0] = (path, 0) if name == "Places365" else path
+        found = []
+        for make in (lambda: dataset[0][0], lambda: recipe.image(recipe.locate(0)[0])):
+            try:
+                found.append(make().tolist())
+            except Exception as error:
+                found.append((type(error), str(error)))
+        assert found[0] == found[1]
+
+
+class Mask(str):
+    """A text that tells another of itself."""
+
+    def __fspath__(self):
+        return "b"
+
+    def __str__(self):
+        return "c"

@@ -73,7 +73,10 @@ _DRAWING: Final = (
 _METHODS: Final = (
     *("__bool__", "__getitem__", "__index__", "__int__", "__iter__", "__lt__", "__setitem__", "__torch_function__"),
     *("clone", "contiguous", "exp", "flip", "normal_"),
-    *("__and__", "add_", "amax", "amin", "bitwise_not", "clamp_", "div_", "floor_", "mul", "scatter_add_", "unbind"),
+    *("__and__", "add_", "amax", "amin", "bitwise_not", "clamp_", "div_", "floor_", "scatter_add_", "unbind"),
+    # what pipeline/pointwise.py knows:
+    *("add", "sub", "mul", "div", "subtract", "multiply", "divide", "true_divide", "__neg__"),
+    *("__add__", "__radd__", "__sub__", "__rsub__", "__mul__", "__rmul__", "__truediv__", "__rtruediv__"),
     *("int", "item", "log", "numpy", "permute", "round", "squeeze", "to", "tolist", "uniform_", "unsqueeze", "view"),
 )
 _NAMES: Final[tuple[tuple[Any, tuple[str, ...]], ...]] = (

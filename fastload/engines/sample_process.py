@@ -21,7 +21,6 @@ import time
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Final
 
-import numpy as np
 import torch
 from PIL import Image, ImageFile
 from torch.utils.data import _utils, default_collate
@@ -31,7 +30,7 @@ from fastload.engines.random_states import set_state, state_now
 from fastload.engines.worker_states import first_states
 from fastload.nvtx import stages
 from fastload.pipeline.datasets import OddPath, sendable
-from fastload.pipeline.reader import pixel_limit
+from fastload.pipeline.reader import OpenedImage, pixel_limit
 from fastload.torch_workers.orphans import LOOK_S, exit_with_parent
 from fastload.torch_workers.processes import JOIN_S, forking_workers
 from fastload.torch_workers.signals import deferred_signals, usual_signals
@@ -40,10 +39,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
     from multiprocessing.connection import Connection
 
-    from numpy.typing import NDArray
     from torch._utils import ExceptionWrapper
 
-    from fastload.pipeline.erasing import Patch
     from fastload.pipeline.reader import Recipe
 
 READY_S = 5.0  # time allowed from the fork until the process accepts requests; usually 10 ms
@@ -172,7 +169,8 @@ class SampleProcess:
     @functools.cached_property
     def max_pixels(self) -> int:
         """Pillow's limit on image size in that process, in pixels; 0 is none. May block."""
-        return pixel_limit(self._ask(("max_pixels",)) if self._settings is None else self._settings.max_pixels)
+        limit = self._ask(("max_pixels",)) if self._settings is None else self._settings.max_pixels
+        return pixel_limit(limit, self._recipe.pipeline.largest_crop)
 
     def sample(
         self, source: Any, state: bytes | None, *, size: tuple[int, ...], worker: int, where: str, view: int = 0
@@ -359,6 +357,9 @@ def _pickled(answer: Any) -> bytes:
         return pickle.dumps(_UnsendableError(f"it cannot be pickled: {type(error).__name__}: {error}"))
 
 
+_images: Final = OpenedImage()
+
+
 def _max_pixels(recipe: Recipe) -> Any:
     return Image.MAX_IMAGE_PIXELS
 
@@ -371,7 +372,9 @@ def _sample(
     try:
         if isinstance(source, OddPath):  # it comes without its path, which may be anything
             source, _ = recipe.locate_resolved(source.index)
-        result: Any = made_here(recipe, source, size, view)
+        pixels = recipe.pixels(source, view, _images)
+        check_size(pixels, size)
+        result: Any = pixels, recipe.pipeline.erased(pixels)
     except Exception:  # noqa: BLE001 - the worker would send any error of Pillow or the transforms
         result = wrapped(worker, where)
     return result, state_now(others=recipe.pipeline.draws_others)
@@ -386,19 +389,6 @@ def _fetched(recipe: Recipe, indices: list[Any], state: bytes | None, worker: in
     except Exception:  # noqa: BLE001 - the worker would send any
         error = wrapped(worker, None)
     return error, state_now(others=recipe.pipeline.draws_others)
-
-
-def made_here(
-    recipe: Recipe, source: Any, size: tuple[int, ...], view: int = 0
-) -> tuple[NDArray[np.uint8], list[Patch]]:
-    """Make a view's pixels, and what erases them, with the user's transforms.
-
-    Raises:
-        Exception: Any of Pillow, the transforms, or default_collate if the image's size is not ``size``.
-    """
-    pixels = recipe.pixels(source, view)
-    check_size(pixels, size)
-    return pixels, recipe.pipeline.erased(pixels)
 
 
 def located(recipe: Recipe, index: Any) -> Any:

@@ -262,6 +262,14 @@ def is_gray(dataset: Any) -> bool:
     return known is not None and arrays.is_gray(known)
 
 
+def looked_up_in(dataset: Any) -> tuple[str, ...] | None:
+    """Attributes in which a leaf looks its samples up; ``None`` if ``encoded()`` gives them."""
+    known = _known(type(dataset))
+    if known is None:
+        return None
+    return *_FIELDS[known], _loader_name(known), *own_getitem.attributes_of(dataset, known)
+
+
 def copied(dataset: Any, spares: list[Any]) -> Any:
     """Copy a dataset with its indices and samples. One with ``encoded()`` is not copied.
 
@@ -286,11 +294,20 @@ def copied(dataset: Any, spares: list[Any]) -> Any:
     return whole
 
 
+def leaves_in(dataset: Any) -> list[Any]:
+    """List the datasets under all ``Subset`` and ``ConcatDataset``."""
+    if type(dataset) is Subset:
+        return leaves_in(dataset.dataset)
+    if type(dataset) is ConcatDataset:
+        return [leaf for part in dataset.datasets for leaf in leaves_in(part)]
+    return [dataset]
+
+
 def leaves_of(dataset: Any) -> list[Any]:
-    """List the datasets under all ``Subset`` and ``ConcatDataset``.
+    """List those of :func:`leaves_in`.
 
     Raises:
-        Refused: One cannot, or something is patched.
+        Refused: One cannot run natively, or something is patched.
     """
     if type(dataset) is Subset:
         _check_unpatched(dataset, Subset)

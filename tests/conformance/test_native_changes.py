@@ -1,4 +1,4 @@
-"""A ``target_transform`` that changes what the samples behind it are made from, or draws, or raises, as in torch."""
+"""A ``target_transform`` may change what samples are made from, draw, or raise, as in torch."""
 
 from __future__ import annotations
 
@@ -300,7 +300,7 @@ def test_a_target_that_is_changed_alone_is_looked_up(monkeypatch):
 
 
 def test_an_error_that_only_other_draws_would_have_met_is_none(root, monkeypatch, recwarn):
-    """As timm's RandAugment with a magnitude of any size has, which may ask Pillow for no bits at all."""
+    """As one of timm's RandAugment, which may ask Pillow for no bits."""
     timm_data = pytest.importorskip("timm.data")
 
     def transform():

@@ -130,6 +130,14 @@ def test_a_crop_that_pads_with_black_is():
     assert_same(ours, theirs)
 
 
+def test_a_batch_without_samples_is_the_same_error():
+    arguments = {"batch_sampler": [[0, 1], [], [2]], "num_workers": 1}
+    ours, theirs = both(lambda: Items(items(4)), FastLoader, NATIVE, **arguments)
+    assert_same(ours, theirs)
+    assert [shown(item) for item in ours] == [shown(item) for item in theirs]
+    assert "list index out of range" in map(shown, ours)
+
+
 class Named:
     """A path of a class of its own."""
 

@@ -31,7 +31,7 @@ from fastload.pipeline.tensor_resize import TENSOR_FILTERS
 from fastload.pipeline.transform_roles import ORIGINALS, op_of, patched, role_of
 from fastload.pipeline.views import views_of
 from fastload.pipeline.watched_functions import check_libraries
-from fastload.pipeline.wrappers import parts_of
+from fastload.pipeline.wrappers import ToRGB, parts_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
@@ -215,7 +215,7 @@ def read_transform(
     layout = None if role_of(pixel_steps[-1]) == "op" else LAYOUT_BY_STRIDE.get(probe.stride())
     if place.gray and probe.is_contiguous():  # whatever the stride of its one channel
         layout = torch.contiguous_format
-    names = tuple(type(step).__name__ for step in steps if role_of(step) == "op")
+    names = tuple(type(step).__name__ for step in steps if role_of(step) == "op" and type(step) is not ToRGB)
     draws_others = draws_from_others(nodes)
     if draws_others:
         check_others()

@@ -1,4 +1,4 @@
-"""Transforms that only call others, or change nothing: torchvision's presets, ``Sequential``, the user's own.
+"""Transforms that only call others, or convert to RGB: torchvision's presets, ``Sequential``, the user's own.
 
 A function is recognised by its code. Code that equals that of ``return self.transforms(image)`` does the same.
 """
@@ -23,11 +23,18 @@ _CALL: Final = ("__call__", "forward")
 _KINDS: Final = CO_ASYNC_GENERATOR | CO_COROUTINE | CO_GENERATOR | CO_ITERABLE_COROUTINE | CO_VARARGS | CO_VARKEYWORDS
 
 
+class ToRGB:
+    """Stands for a function that converts an image to RGB, which most are."""
+
+    def __call__(self, image: Any) -> Any:  # noqa: D102
+        return image.convert("RGB")
+
+
 def parts_of(transform: Any) -> list[Any] | None:
     """List the transforms that a transform applies one after the other.
 
     Returns:
-        The parts; ``[]`` if it leaves RGB images as they are, ``None`` if it is no wrapper.
+        The parts; ``None`` if it is no wrapper.
 
     Raises:
         Refused: It is a library's wrapper, but patched.
@@ -42,9 +49,9 @@ def parts_of(transform: Any) -> list[Any] | None:
         steps = [Resize(transform.resize_size, **how), CenterCrop(transform.crop_size), PILToTensor()]
         return [*steps, ConvertImageDtype(torch.float), Normalize(transform.mean, transform.std)]
     if kind is Lambda:
-        return [] if _converts_to_rgb(transform.lambd) else None
+        return [ToRGB()] if _converts_to_rgb(transform.lambd) else None
     if kind is FunctionType:
-        return [] if _converts_to_rgb(transform) else None
+        return [ToRGB()] if _converts_to_rgb(transform) else None
     inner = _wrapped(transform)
     return None if inner is None else [inner]
 

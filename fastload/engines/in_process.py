@@ -292,7 +292,9 @@ class InProcessFetcher:
                 index, view = divmod(sample, views)
                 try:
                     pixels = recipe.pixels(sources[index], view, images)
-                except Exception as error:  # noqa: BLE001 - the user's, raised in its turn
+                except Exception as error:  # the user's, raised in its turn
+                    if recipe.fetches_batches:  # and fails for a batch at once
+                        raise
                     if not getattr(error, "__notes__", None):
                         error.add_note(recipe.described(indices[index], sources[index]))
                     return FailedSample(index, error, state_now(others=others) if draws and seeds is None else None)

@@ -28,6 +28,7 @@ from fastload.autoscale.threads import ThreadSizer
 from fastload.engines.decode_batch import Batch, TookTooLongError
 from fastload.engines.decode_pipeline import DecodePipeline
 from fastload.engines.loader_state import ITERATOR_CLOSED, epochs_of, state_of
+from fastload.engines.seeding_process import seeding_of
 from fastload.nvtx.stages import stage
 from fastload.torch_workers.signals import deferred_signals
 
@@ -86,7 +87,8 @@ class NativeIterator(_BaseDataLoaderIter):
         epochs = epochs_of(loader)
         first_states: list[bytes | None] | None = None
         if recipe.first_call is not None and epochs is None:
-            first_states = [*process.first_states(int(self._base_seed), self._num_workers)]
+            seeding = seeding_of(loader)
+            first_states = [*seeding.states(recipe, process, int(self._base_seed), self._num_workers)]
         if resumption is not None and resumption.workers is not None:
             seeded = first_states or [None] * self._num_workers
             first_states = [late or early for late, early in zip(resumption.generators or (), seeded, strict=False)]

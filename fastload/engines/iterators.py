@@ -61,13 +61,16 @@ def start_native(loader: LoaderConfig[Any], recipe: Recipe, device: torch.device
     if process is None:
         return None
     try:
-        if not state.checks.passes(loader, recipe, process) or not _first_calls_return(loader, recipe, process):
+        if not state.checks.passes(loader, recipe, process):
+            return None
+        own = _own_process(loader, recipe, process)
+        if own is None:
             return None
         if device.type == "cpu":
-            native = native_on_host(loader, recipe, process)
+            native = native_on_host(loader, recipe, own)
             state.add(native, measure(native, native_meter(native, loader)))
         else:
-            native = NativeDeviceIterator(loader, recipe, process, device)
+            native = NativeDeviceIterator(loader, recipe, own, device)
             state.add(native, native.meter, native.transfer)
         return native
     finally:
@@ -86,7 +89,7 @@ def _sample_process(loader: LoaderConfig[Any], recipe: Recipe) -> SampleProcess 
     try:
         checks = state_of(loader).checks
         process = SampleProcess(recipe, loader.multiprocessing_context, note_use=checks.note_python)
-        if checks.python_used or recipe.first_call is not None or not checks.has(loader, recipe):
+        if checks.python_used or not checks.has(loader, recipe):
             process.start()
         return process
     except Exception:  # torch's workers cannot be started either, and their error says why
@@ -95,19 +98,32 @@ def _sample_process(loader: LoaderConfig[Any], recipe: Recipe) -> SampleProcess 
         return None
 
 
-def _first_calls_return(loader: LoaderConfig[Any], recipe: Recipe, process: SampleProcess) -> bool:
-    """Whether ``worker_init_fn`` raises nothing with the base seed that the next iterator will draw."""
+def _own_process(loader: LoaderConfig[Any], recipe: Recipe, process: SampleProcess) -> SampleProcess | None:
+    """Run ``worker_init_fn`` with the base seed that the next iterator will draw; return the epoch's own process.
+
+    That is ``process``, or another if the loader keeps it for such calls; ``None`` if the function raises an error or
+    no process can be started.
+    """
     if recipe.first_call is None or loader.randomness == "sample":
-        return True
+        return process
+    from fastload.engines.seeding_process import seeding_of
+
     generator = torch.default_generator if loader.generator is None else loader.generator
     before = generator.get_state()
     seed = torch.empty((), dtype=torch.int64).random_(generator=generator).item()
     generator.set_state(before)
+    seeding = seeding_of(loader)
     try:
-        process.first_states(int(seed), loader.num_workers)
+        seeding.states(recipe, process, int(seed), loader.num_workers)
+        if loader.persistent_workers or not seeding.keep(recipe, process):
+            return process
     except RuntimeError:  # torch's workers raise it
-        return False
-    return True
+        return None
+    except OSError:
+        if loader.engine == "native":
+            raise
+        return None
+    return _sample_process(loader, recipe)
 
 
 def native_on_host(loader: LoaderConfig[Any], recipe: Recipe, process: SampleProcess) -> NativeIterator:

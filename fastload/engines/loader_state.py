@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from fastload.device.decode_policy import DecodePolicy
     from fastload.engines.copy_scheduler import CopyScheduler
     from fastload.engines.resumption import Resumption
+    from fastload.engines.seeding_process import SeedingProcess
     from fastload.memory.buffers import BufferPool
     from fastload.options import LoaderConfig
     from fastload.pipeline.reader import Recipe
@@ -64,6 +65,7 @@ class LoaderState:
         self.texts = Texts()  # of the last call of state_dict()
         self.names: dict[str, Any] = {}  # of files, of that call
         self.spares: list[Any] = []  # arrays of the last epoch's samples
+        self.seeding: SeedingProcess | None = None  # for all epochs
         self._streams: dict[torch.device, Any] = {}
         self._meters = Meters()
         self._lock = threading.RLock()  # a finalizer may run in a thread that holds it
@@ -332,6 +334,8 @@ class LoaderState:
             self._indexed = 0, *_counts(index[1])[1:]
         if self.slots is not None:
             self.slots.close()
+        if self.seeding is not None:
+            self.seeding.close()
 
 
 def _counts(index: _core.JpegIndex) -> tuple[int, int, int]:

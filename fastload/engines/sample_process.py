@@ -33,7 +33,7 @@ from fastload.nvtx import stages
 from fastload.pipeline.datasets import BytesPath
 from fastload.pipeline.reader import pixel_limit
 from fastload.torch_workers.orphans import LOOK_S, exit_with_parent
-from fastload.torch_workers.processes import JOIN_S, forking_workers
+from fastload.torch_workers.processes import JOIN_S, forking_workers, release_free_memory
 from fastload.torch_workers.signals import deferred_signals, usual_signals
 
 if TYPE_CHECKING:
@@ -74,10 +74,9 @@ class SampleProcess:
         self._pid = os.getpid()
         self._context = context or multiprocessing.get_context()
         self._recipe = recipe
-        self._states: tuple[Any, list[bytes]] = None, []
-        forks = self._context.get_start_method() == "fork"
-        self._settings = _Settings.now() if forks else None
-        if not forks:
+        self.forks = self._context.get_start_method() == "fork"
+        self._settings = _Settings.now() if self.forks else None
+        if not self.forks:
             self.start()
 
     def start(self) -> None:
@@ -155,6 +154,7 @@ class SampleProcess:
             target=_answer_requests, args=arguments, name="fastload-samples", daemon=True
         )
         try:
+            release_free_memory()
             self._process.start()
         except BaseException:
             self._connection.close()
@@ -223,12 +223,20 @@ class SampleProcess:
         Raises:
             RuntimeError: It has raised an error, or the process has ended.
         """
-        if self._states[0] != (base_seed, workers):
-            answer = self._ask(("first_states", base_seed, workers))
-            if isinstance(answer, str):
-                raise RuntimeError(f"worker_init_fn raised {answer}")
-            self._states = (base_seed, workers), answer
-        return self._states[1]
+        answer = self._ask(("first_states", base_seed, workers))
+        if isinstance(answer, str):
+            raise RuntimeError(f"worker_init_fn raised {answer}")
+        return answer  # type: ignore[no-any-return]
+
+    @property
+    def answers(self) -> bool:
+        """Whether the process is started and alive, and this process's."""
+        mine = os.getpid() == self._pid and self.started and not self._closed and not self._killed
+        return mine and self._process.is_alive()
+
+    def forget_dataset(self) -> None:
+        """Let go of the dataset, which the process has."""
+        self._recipe = self._recipe.without_dataset()
 
     def _ask(self, request: tuple[Any, ...], timeout_s: float | None = None) -> Any:
         until = None if timeout_s is None else time.monotonic() + timeout_s
@@ -261,7 +269,7 @@ class SampleProcess:
         if self._closed or os.getpid() != self._pid:  # a forked child: the process is the parent's
             return
         self._closed = True
-        self._recipe = self._recipe.without_dataset()
+        self.forget_dataset()
         if not self.started:
             return
         with contextlib.suppress(OSError):  # it has ended

@@ -28,7 +28,6 @@ from fastload.autoscale.threads import ThreadSizer
 from fastload.engines.decode_batch import Batch, TookTooLongError
 from fastload.engines.decode_pipeline import DecodePipeline
 from fastload.engines.loader_state import ITERATOR_CLOSED, epochs_of, state_of
-from fastload.engines.seeding_process import seeding_of
 from fastload.nvtx.stages import stage
 from fastload.torch_workers.signals import deferred_signals
 
@@ -87,7 +86,7 @@ class NativeIterator(_BaseDataLoaderIter):
         epochs = epochs_of(loader)
         first_states: list[bytes | None] | None = None
         if recipe.first_call is not None and epochs is None:
-            seeding = seeding_of(loader)
+            seeding = state_of(loader).seeding
             first_states = [*seeding.states(recipe, process, int(self._base_seed), self._num_workers)]
         if resumption is not None and resumption.workers is not None:
             seeded = first_states or [None] * self._num_workers

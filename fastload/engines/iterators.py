@@ -50,6 +50,8 @@ def start_native(loader: LoaderConfig[Any], recipe: Recipe, device: torch.device
     Raises:
         RuntimeError: The check fails and ``engine="native"``.
     """
+    from fastload.engines.native_processes import own_process, sample_process
+
     state, native = state_of(loader), cast("Any", None)
     try:
         recipe = recipe.snapshot(state.spares)
@@ -57,13 +59,13 @@ def start_native(loader: LoaderConfig[Any], recipe: Recipe, device: torch.device
         if loader.engine == "native":
             raise
         return None
-    process = _sample_process(loader, recipe)
+    process = sample_process(loader, recipe)
     if process is None:
         return None
     try:
         if not state.checks.passes(loader, recipe, process):
             return None
-        own = _own_process(loader, recipe, process)
+        own = own_process(loader, recipe, process)
         if own is None:
             return None
         if device.type == "cpu":
@@ -77,53 +79,6 @@ def start_native(loader: LoaderConfig[Any], recipe: Recipe, device: torch.device
         if native is None:  # no one needs the process any more
             process.kill()
             process.close()
-
-
-def _sample_process(loader: LoaderConfig[Any], recipe: Recipe) -> SampleProcess | None:
-    """Make the recipe's sample process, started if the check needs it.
-
-    Returns ``None`` if it cannot be started.
-    """
-    from fastload.engines.sample_process import SampleProcess
-
-    try:
-        checks = state_of(loader).checks
-        process = SampleProcess(recipe, loader.multiprocessing_context, note_use=checks.note_python)
-        if checks.python_used or not checks.has(loader, recipe):
-            process.start()
-        return process
-    except Exception:  # torch's workers cannot be started either, and their error says why
-        if loader.engine == "native":
-            raise
-        return None
-
-
-def _own_process(loader: LoaderConfig[Any], recipe: Recipe, process: SampleProcess) -> SampleProcess | None:
-    """Run ``worker_init_fn`` with the base seed that the next iterator will draw; return the epoch's own process.
-
-    That is ``process``, or another if the loader keeps it for such calls; ``None`` if the function raises an error or
-    no process can be started.
-    """
-    if recipe.first_call is None or loader.randomness == "sample":
-        return process
-    from fastload.engines.seeding_process import seeding_of
-
-    generator = torch.default_generator if loader.generator is None else loader.generator
-    before = generator.get_state()
-    seed = torch.empty((), dtype=torch.int64).random_(generator=generator).item()
-    generator.set_state(before)
-    seeding = seeding_of(loader)
-    try:
-        seeding.states(recipe, process, int(seed), loader.num_workers)
-        if loader.persistent_workers or not seeding.keep(recipe, process):
-            return process
-    except RuntimeError:  # torch's workers raise it
-        return None
-    except OSError:
-        if loader.engine == "native":
-            raise
-        return None
-    return _sample_process(loader, recipe)
 
 
 def native_on_host(loader: LoaderConfig[Any], recipe: Recipe, process: SampleProcess) -> NativeIterator:

@@ -65,7 +65,7 @@ class LoaderState:
         self.texts = Texts()  # of the last call of state_dict()
         self.names: dict[str, Any] = {}  # of files, of that call
         self.spares: list[Any] = []  # arrays of the last epoch's samples
-        self.seeding: SeedingProcess | None = None  # for all epochs
+        self._seeding: SeedingProcess | None = None
         self._streams: dict[torch.device, Any] = {}
         self._meters = Meters()
         self._lock = threading.RLock()  # a finalizer may run in a thread that holds it
@@ -117,6 +117,15 @@ class LoaderState:
         with self._lock:
             self._buffers = self._buffers or BufferPool()
             return self._buffers
+
+    @property
+    def seeding(self) -> SeedingProcess:
+        """Runs ``worker_init_fn`` for native epochs, if that only seeds."""
+        from fastload.engines.seeding_process import SeedingProcess
+
+        with self._lock:
+            self._seeding = self._seeding or SeedingProcess()
+            return self._seeding
 
     def decode_pool(self) -> _core.Pool:
         """Return the threads that decode for iterators without workers, shared by all of them."""
@@ -334,8 +343,8 @@ class LoaderState:
             self._indexed = 0, *_counts(index[1])[1:]
         if self.slots is not None:
             self.slots.close()
-        if self.seeding is not None:
-            self.seeding.close()
+        if self._seeding is not None:
+            self._seeding.close()
 
 
 def _counts(index: _core.JpegIndex) -> tuple[int, int, int]:

@@ -90,6 +90,7 @@ class SampleProcess:
                 with deferred_signals(), forking_workers(), _may_have_children():
                     self._start()
             if self._wait_ready():
+                self._recipe = self._recipe.without_dataset()  # the process has it
                 return
         raise RuntimeError(f"a process for samples made in Python did not answer, {STARTS} times")
 
@@ -218,25 +219,16 @@ class SampleProcess:
         return self._ask(("batch", index, state), timeout_s)  # type: ignore[no-any-return]
 
     def first_states(self, base_seed: int, workers: int) -> list[bytes]:
-        """Return the states of the workers' generators after the user's ``worker_init_fn``. Blocks.
-
-        Raises:
-            RuntimeError: It has raised an error, or the process has ended.
-        """
-        answer = self._ask(("first_states", base_seed, workers))
+        """See :meth:`~fastload.engines.seeding_process.SeedingProcess.states`."""
+        answer: list[bytes] | str = self._ask(("first_states", base_seed, workers))
         if isinstance(answer, str):
             raise RuntimeError(f"worker_init_fn raised {answer}")
-        return answer  # type: ignore[no-any-return]
+        return answer
 
     @property
     def answers(self) -> bool:
-        """Whether the process is started and alive, and this process's."""
-        mine = os.getpid() == self._pid and self.started and not self._closed and not self._killed
-        return mine and self._process.is_alive()
-
-    def forget_dataset(self) -> None:
-        """Let go of the dataset, which the process has."""
-        self._recipe = self._recipe.without_dataset()
+        """Whether it is alive and this process's."""
+        return self.started and os.getpid() == self._pid and not self._killed and self._process.is_alive()
 
     def _ask(self, request: tuple[Any, ...], timeout_s: float | None = None) -> Any:
         until = None if timeout_s is None else time.monotonic() + timeout_s
@@ -269,7 +261,7 @@ class SampleProcess:
         if self._closed or os.getpid() != self._pid:  # a forked child: the process is the parent's
             return
         self._closed = True
-        self.forget_dataset()
+        self._recipe = self._recipe.without_dataset()
         if not self.started:
             return
         with contextlib.suppress(OSError):  # it has ended

@@ -6,7 +6,6 @@ import threading
 import weakref
 from typing import TYPE_CHECKING, Any
 
-from fastload.engines.loader_state import state_of
 from fastload.pipeline.worker_seeds import seeded_by
 from fastload.torch_workers.signals import deferred_signals
 
@@ -32,10 +31,11 @@ class SeedingProcess:
         self._last: tuple[Any, list[bytes]] = None, []
 
     def keep(self, recipe: Recipe, process: SampleProcess) -> bool:
-        """Take over a process that can answer for ``recipe``, started if need be, unless there is one.
+        """Take over a process, started if need be, and return ``True``, unless one is kept.
 
-        Returns:
-            Whether it was taken; its former owner then needs another.
+        Args:
+            recipe: Made it.
+            process: Its former owner needs another.
 
         Raises:
             Exception: See :meth:`SampleProcess.start`.
@@ -51,7 +51,6 @@ class SeedingProcess:
             with deferred_signals():
                 self._process, self._key = process, key
                 self._end = weakref.finalize(self, _end, process)  # before Python ends, when it is too late for __del__
-            process.forget_dataset()
             return True
         finally:
             self._lock.release()
@@ -107,11 +106,3 @@ def _ask(process: SampleProcess, base_seed: int, workers: int) -> list[bytes]:
 
 def _key_of(recipe: Recipe) -> Any:
     return recipe.pipeline.draws_others, seeded_by(recipe.first_call)
-
-
-def seeding_of(loader: Any) -> SeedingProcess:
-    """Return a loader's process; it is made with the first epoch that needs it."""
-    state = state_of(loader)
-    if state.seeding is None:
-        state.seeding = SeedingProcess()
-    return state.seeding

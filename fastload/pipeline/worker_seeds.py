@@ -43,9 +43,9 @@ def only_seeds(function: Any) -> bool:
 
 
 def seeded_by(function: Any, depth: int = 0) -> tuple[Any, ...] | None:
-    """Return everything that a function's seeds depend on but its worker; ``None`` if it does more than seed.
+    """Return what a function's seeds depend on besides its worker.
 
-    Two results are equal only if the function seeds alike in processes forked after each.
+    Two results are equal only if it seeds alike in processes forked after each. ``None`` if it does more than seed.
     """
     if type(function) is functools.partial:
         given = (*function.args, *function.keywords.values())
@@ -82,7 +82,7 @@ def seeded_by(function: Any, depth: int = 0) -> tuple[Any, ...] | None:
 
 
 def _harmless(value: Any, depth: int) -> Any:
-    """Return what stands for a global in :func:`seeded_by`; ``None`` if it may do more than seed."""
+    """Return a global's part of :func:`seeded_by`; ``None`` if it may do more."""
     if type(value) in _PLAIN:
         return repr(value)
     known = (*(sys.modules.get(name) for name in _MODULES), *_PURE, *_seeding())

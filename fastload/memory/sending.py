@@ -34,6 +34,12 @@ if TYPE_CHECKING:
 FILES_MAX: Final = 253
 """File descriptors that Linux sends in one message (``SCM_MAX_FD``)."""
 
+ONE_BY_ONE_BYTES: Final = 32 * 1024
+"""Samples of this size and above are written into the file one by one: a write takes as long as copying 20 KiB."""
+
+AT_ONCE_MAX_BYTES: Final = 32 * 1024 * 1024
+"""Largest stack of smaller samples: above this, malloc takes new pages each time, as shared memory does."""
+
 _FEW: Final = 16
 _PLAIN: Final = (int, float, str, bool)
 
@@ -63,7 +69,7 @@ def _sending(fetch: Callable[[Any, Any], Any]) -> Any:
         if stacks_into(self.collate_fn):
             self.collate_fn = _collate_into_files
         data = fetch(self, possibly_batched_index)
-        return Sent(data) if type(data) in (torch.Tensor, list, tuple, dict) else data
+        return Sent(data) if type(data) is torch.Tensor or isinstance(data, list | tuple | dict) else data
 
     return fetch_to_send
 
@@ -75,16 +81,20 @@ def _collate_into_files(samples: list[Any]) -> Any:
 
 
 class FileStacker:
-    """Stacks samples into a memory file, as ``default_collate`` stacks them into shared memory."""
+    """Stacks samples to be sent in memory files, as ``default_collate`` stacks them into shared memory."""
 
     def stack(self, samples: list[torch.Tensor]) -> torch.Tensor:
-        """Stack plain tensors of one size and dtype.
+        """Stack plain tensors of one size and dtype: large ones into a file, small ones for :class:`Sent`.
 
         Raises:
-            TypeError: They are something else.
+            TypeError: They are something else, or shared memory is faster.
             RuntimeError: There are no more files.
         """
         first = samples[0]
+        if first.nbytes < ONE_BY_ONE_BYTES:
+            if first.nbytes * len(samples) > AT_ONCE_MAX_BYTES:
+                raise TypeError
+            return torch.stack(samples, 0, out=first.new_empty((len(samples), *first.size())))
         kind = first.size(), first.dtype
         if not all(is_packable(sample) and (sample.size(), sample.dtype) == kind for sample in samples):
             raise TypeError
@@ -256,10 +266,10 @@ def _alone(values: list[Any]) -> Iterator[torch.Tensor]:
     for value in values:
         if sys.getrefcount(value) > _REFERENCES:
             continue
-        if type(value) in (list, tuple):
-            yield from _alone(list(value))
-        elif type(value) is dict:
-            yield from _alone(list(value.values()))
+        if isinstance(value, list | tuple):  # or a namedtuple
+            yield from _alone([*(list if isinstance(value, list) else tuple).__iter__(value)])
+        elif isinstance(value, dict):
+            yield from _alone([*dict.values(value)])
         elif is_packable(value) and _has_own_storage(value):
             yield value
 

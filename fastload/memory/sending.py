@@ -84,7 +84,9 @@ class FileStacker:
     """Stacks samples to be sent in memory files, as ``default_collate`` stacks them into shared memory."""
 
     def stack(self, samples: list[torch.Tensor]) -> torch.Tensor:
-        """Stack plain tensors of one size and dtype: large ones into a file, small ones for :class:`Sent`.
+        """Stack plain tensors of one size and dtype.
+
+        Large ones are written into a file; small ones are stacked for :class:`Sent`, which writes the stack.
 
         Raises:
             TypeError: They are something else, or shared memory is faster.

@@ -354,7 +354,7 @@ class TorchDeviceIterator(DeviceIterator):
         writer = None if slots is None else SlotWriter(slots.handle)
         self._collate = Collate(loader.collate_fn, scheduler.key, writer, None if tail is None else tail.take_pixels)
         self._number = 0
-        self._counters = counters_for(loader) if self._native is None else None
+        self._counters = counters_for(loader, state.totals) if self._native is None else None
         meter = Meter(self._counters, loader.batch_size, None if self._native is None else self._native.totals)
         super().__init__(loader, device, transfer, meter, (scheduler.close,), scheduler)  # which closes the transfer
         self._view = view_of(loader, **self._changes(loader))

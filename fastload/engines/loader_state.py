@@ -272,6 +272,11 @@ class LoaderState:
         """Count ``meter`` while ``iterator`` lives, and keep its totals afterwards."""
         weakref.finalize(iterator, self._meters.open(meter)).atexit = False
 
+    @property
+    def totals(self) -> Totals:
+        """Counts over all epochs, without those of copies."""
+        return self._meters.totals()
+
     def take_in(self, transfer: Transfer, scheduler: CopyScheduler | None = None) -> None:
         """Count an iterator's copies until :meth:`retire`."""
         with self._lock:

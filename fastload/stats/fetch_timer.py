@@ -28,7 +28,7 @@ CLOSELY_EVERY: Final = 64
 SAMPLER_AFTER_S: Final = 0.15
 """Seconds of fetching before the stack sampler starts, so that short programs have none."""
 
-(_BATCHES, _IMAGES, _FETCH, _COLLATE, _LOOKED, _BUSY, _QUEUED, _DECODE, _PYTHON) = range(len(FIGURES))
+(_BATCHES, _IMAGES, _FETCH, _COLLATE, _LOOKED, _BUSY, _QUEUED, _DECODE, _PYTHON, _SAMPLES) = range(len(FIGURES))
 
 
 class WorkerCounters:
@@ -58,9 +58,8 @@ class WorkerCounters:
         self._queue: int | None = None
         self._waits: dict[str, float] = {}
         self._computes: dict[str, float] = {}
-        self._sampler = (
-            StackSampler(self._is_fetching, self._record) if hasattr(time, "pthread_getcpuclockid") else None
-        )
+        sampled = shared.sampled and hasattr(time, "pthread_getcpuclockid")
+        self._sampler = StackSampler(self._is_fetching, self._record) if sampled else None
 
     def begin(self, *, closely: bool = False) -> None:
         """Record that a fetch begins, which is divided if ``closely``, and otherwise now and then."""
@@ -147,6 +146,7 @@ class WorkerCounters:
         return self.is_fetching
 
     def _record(self, computed_s: float, waited_s: float, in_codec: bool, place: str) -> None:
+        self._shared.add(self._worker, _SAMPLES, 1)
         self._shared.add(self._worker, _DECODE if in_codec else _PYTHON, computed_s)
         for line, (places, seconds) in enumerate(((self._waits, waited_s), (self._computes, computed_s))):
             places[place] = places.get(place, 0.0) + seconds

@@ -18,6 +18,7 @@ from torch.utils.data import IterableDataset
 from fastload.stats.fetch_timer import TimedFetch, WorkerCounters
 from fastload.stats.kept_states import KeptStates
 from fastload.stats.shared_counters import FIGURES, SharedCounters
+from fastload.stats.stack_sampler import SAMPLES
 from fastload.stats.stats import Totals
 from fastload.torch_workers.processes import after_error, restart_workers
 
@@ -250,11 +251,17 @@ class NextData:
             after_error(iterator, error)
 
 
-def counters_for(loader: Any) -> SharedCounters:
-    """Create the shared counters for one iterator of ``loader``."""
+def counters_for(loader: Any, before: Totals) -> SharedCounters:
+    """Create the shared counters for one iterator of ``loader``.
+
+    Args:
+        loader: The loader.
+        before: Counts over all its epochs. Stacks that have been sampled for a second or two are not any more.
+    """
     workers = loader.num_workers
+    sampled = before["made:samples"] < SAMPLES * max(1, workers)
     if not workers:
-        return SharedCounters(1, 2)
+        return SharedCounters(1, 2, sampled=sampled)
     context = loader.multiprocessing_context
     method = context.get_start_method() if context is not None else None
     if method is None:
@@ -264,7 +271,7 @@ def counters_for(loader: Any) -> SharedCounters:
     ahead = loader.prefetch_factor or 2
     # An iterable dataset's last worker makes the batches that the others no longer do.
     states = KeptStates(workers, ahead * (workers if isinstance(loader.dataset, IterableDataset) else 1) + 3)
-    return SharedCounters(workers, workers * ahead + 2, inherited=method == "fork", states=states)
+    return SharedCounters(workers, workers * ahead + 2, inherited=method == "fork", states=states, sampled=sampled)
 
 
 def measure_here(iterator: Any, meter: Meter) -> None:

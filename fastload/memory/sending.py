@@ -41,7 +41,6 @@ AT_ONCE_MAX_BYTES: Final = 32 * 1024 * 1024
 """Largest stack of smaller samples: above this, malloc takes new pages each time, as shared memory does."""
 
 _FEW: Final = 16
-_PLAIN: Final = (int, float, str, bool)
 
 _arriving = threading.local()  # the memory files of the batch that this thread unpickles
 
@@ -142,9 +141,12 @@ class Sent:
         self.data = data
 
     def __reduce__(self) -> tuple[Any, ...]:
+        moved = {id(tensor) for tensor in _alone([self.data])}
+        if not moved:
+            return _itself, (self.data,)
         content = io.BytesIO()
-        pickler = _Pickler(content, {id(tensor) for tensor in _alone([self.data])})
-        if not pickler.moved or pickler.dispatch_table.get(torch.Tensor) is not reduce_tensor:  # the user's reducer
+        pickler = _Pickler(content, moved)
+        if pickler.dispatch_table.get(torch.Tensor) is not reduce_tensor:  # the user's reducer
             return _itself, (self.data,)
         try:
             pickler.dump(self.data)
@@ -263,7 +265,7 @@ def _tensor(storage: Any, dtype: torch.dtype, offset: int, size: Any, stride: An
 
 def _alone(values: list[Any]) -> Iterator[torch.Tensor]:
     """The tensors to which only ``values`` refer, at any depth of lists, tuples and dicts."""
-    if len(values) > _FEW and type(values[0]) in _PLAIN:  # tokens: looking at each would take longer than sending it
+    if len(values) > _FEW and not _may_hold_tensors(values[0]):  # tokens, their dicts: the search would take longer
         return
     for value in values:
         if sys.getrefcount(value) > _REFERENCES:
@@ -274,6 +276,15 @@ def _alone(values: list[Any]) -> Iterator[torch.Tensor]:
             yield from _alone([*dict.values(value)])
         elif is_packable(value) and _has_own_storage(value):
             yield value
+
+
+def _may_hold_tensors(value: Any) -> bool:
+    """Whether a value is a tensor, or has one at any depth of what :func:`_alone` searches."""
+    if isinstance(value, list | tuple):
+        return any(map(_may_hold_tensors, (list if isinstance(value, list) else tuple).__iter__(value)))
+    if isinstance(value, dict):
+        return any(map(_may_hold_tensors, dict.values(value)))
+    return isinstance(value, torch.Tensor)
 
 
 def _has_own_storage(tensor: torch.Tensor) -> bool:

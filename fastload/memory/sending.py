@@ -279,7 +279,7 @@ def _alone(values: list[Any]) -> Iterator[torch.Tensor]:
 
 
 def _may_hold_tensors(value: Any) -> bool:
-    """Whether a value is a tensor, or has one at any depth of what :func:`_alone` searches."""
+    """Whether a value is a tensor, or has one where :func:`_alone` would search."""
     if isinstance(value, list | tuple):
         return any(map(_may_hold_tensors, (list if isinstance(value, list) else tuple).__iter__(value)))
     if isinstance(value, dict):

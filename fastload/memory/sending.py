@@ -41,6 +41,7 @@ AT_ONCE_MAX_BYTES: Final = 32 * 1024 * 1024
 """Largest stack of smaller samples: above this, malloc takes new pages each time, as shared memory does."""
 
 _FEW: Final = 16
+_DEPTH_MAX: Final = 3
 
 _arriving = threading.local()  # the memory files of the batch that this thread unpickles
 
@@ -270,21 +271,26 @@ def _alone(values: list[Any]) -> Iterator[torch.Tensor]:
     for value in values:
         if sys.getrefcount(value) > _REFERENCES:
             continue
-        if isinstance(value, list | tuple):  # or a namedtuple
-            yield from _alone([*(list if isinstance(value, list) else tuple).__iter__(value)])
-        elif isinstance(value, dict):
-            yield from _alone([*dict.values(value)])
+        if (held := _held(value)) is not None:
+            yield from _alone(held)
         elif is_packable(value) and _has_own_storage(value):
             yield value
 
 
-def _may_hold_tensors(value: Any) -> bool:
-    """Whether a value is a tensor, or has one where :func:`_alone` would search."""
-    if isinstance(value, list | tuple):
-        return any(map(_may_hold_tensors, (list if isinstance(value, list) else tuple).__iter__(value)))
-    if isinstance(value, dict):
-        return any(map(_may_hold_tensors, dict.values(value)))
-    return isinstance(value, torch.Tensor)
+def _may_hold_tensors(value: Any, depth: int = 0) -> bool:
+    """Whether a value is a tensor, or may have one where :func:`_alone` would search."""
+    if (held := _held(value)) is None:
+        return isinstance(value, torch.Tensor)
+    return depth == _DEPTH_MAX or any(_may_hold_tensors(inner, depth + 1) for inner in held)
+
+
+def _held(value: Any) -> list[Any] | None:
+    """What a list, tuple or dict holds, by these classes' own methods; else ``None``."""
+    if isinstance(value, list):
+        return list.copy(value)
+    if isinstance(value, tuple):  # or a namedtuple
+        return [*tuple.__iter__(value)]
+    return [*dict.values(value)] if isinstance(value, dict) else None
 
 
 def _has_own_storage(tensor: torch.Tensor) -> bool:

@@ -42,6 +42,12 @@ class Meter:
         on_device: Whether those batches are on the device already.
     """
 
+    __slots__ = (
+        *("shared", "on_device", "_source", "_waiting", "worker_counters", "counts", "batches", "images", "asked"),
+        *("steps_s", "waits_s", "ready_sum", "before_s", "fetch_s", "collate_s", "rest_s", "_batch_size", "got_at"),
+        *("_step_s", "taken", "received", "ended", "before_close", "_base"),
+    )
+
     def __init__(
         self,
         shared: SharedCounters | None,
@@ -140,8 +146,8 @@ class Meter:
         totals.add({"batches": self.batches, "images": self.images, "asked": self.asked})
         totals.add({"step_s": self.steps_s, "wait_s": self.waits_s, "ready_sum": self.ready_sum})
         if self.worker_counters is not None:
-            here = (self.before_s, self.fetch_s, self.collate_s, self.rest_s)
-            totals.add({f"waited:{stage}": s for stage, s in zip(_STAGES_HERE, here, strict=True)})
+            parts = (self.before_s, self.fetch_s, self.collate_s, self.rest_s)
+            totals.add({f"waited:{stage}": part_s for stage, part_s in zip(_STAGES_HERE, parts, strict=True)})
         if self._source is not None:
             totals.add(self._source())
         shared = self.shared
@@ -186,6 +192,8 @@ class NextData:
     ``__next__`` of torch's iterators calls ``self._next_data()``, so the iterator keeps torch's own type. It is held
     weakly. Threads that share it take turns: in torch's own code, all but one of them would block forever at the end.
     """
+
+    __slots__ = ("_in_order", "_iterator", "_pipeline", "_workers", "consuming", "meter")
 
     def __init__(self, iterator: Any, meter: Meter) -> None:
         self._iterator = weakref.ref(iterator)
@@ -261,7 +269,7 @@ def counters_for(loader: Any, before: Totals) -> SharedCounters:
     workers = loader.num_workers
     sampled = before["made:samples"] < SAMPLES * max(1, workers)
     if not workers:
-        return SharedCounters(1, 2, sampled=sampled)
+        return SharedCounters(0, 2, sampled=sampled)
     context = loader.multiprocessing_context
     method = context.get_start_method() if context is not None else None
     if method is None:

@@ -39,7 +39,7 @@ class SharedCounters:
     Forked workers inherit it; spawned ones open it through ``/proc``.
 
     Args:
-        workers: Number of columns; 1 in the main process.
+        workers: Number of columns; 0 is one in the main process, which shares no memory.
         in_flight: Most batches between the workers and the consumer at a time.
         inherited: Whether the workers are forked.
         states: Where they keep their states; closed with the counters.
@@ -66,8 +66,10 @@ class SharedCounters:
             self._closer.atexit = False
             os.ftruncate(self._descriptor, self._nbytes)
             self._map(self._descriptor)
-        else:
+        elif workers:
             self._map(-1)
+        else:
+            self._view(bytearray(self._nbytes))
         self._pid = os.getpid()
 
     @property
@@ -75,8 +77,11 @@ class SharedCounters:
         return 8 * (len(FIGURES) * self.workers + _ENTRY * self.in_flight) + 2 * TEXT_BYTES * self.workers
 
     def _map(self, descriptor: int) -> None:
-        self._memory = mmap.mmap(descriptor, self._nbytes)
-        self._bytes = memoryview(self._memory)
+        self._view(mmap.mmap(descriptor, self._nbytes))
+
+    def _view(self, memory: mmap.mmap | bytearray) -> None:
+        self._memory = memory
+        self._bytes = memoryview(memory)
         self._ring = len(FIGURES) * self.workers
         self._texts = 8 * (self._ring + _ENTRY * self.in_flight)
         self._figures = self._bytes[: self._texts].cast("d")
@@ -133,8 +138,9 @@ class SharedCounters:
             self.states.close()
         self._figures.release()
         self._bytes.release()
-        with contextlib.suppress(BufferError, ValueError):
-            self._memory.close()
+        if isinstance(self._memory, mmap.mmap):
+            with contextlib.suppress(BufferError, ValueError):
+                self._memory.close()
         if self._descriptor >= 0:
             self._descriptor = -1
             self._closer()

@@ -7,6 +7,7 @@ import errno
 import os
 import pickle
 import socket
+import unittest.mock
 from multiprocessing import resource_sharer
 from multiprocessing.reduction import ForkingPickler
 
@@ -118,6 +119,15 @@ def test_a_long_list_of_numbers_is_not_searched():
     short, long = Sent([*range(15), torch.rand(2)]), Sent([*range(16), torch.rand(2)])
     assert (files_of(short), files_of(long)) == (1, 0)
     assert torch.equal(sent(Sent([*range(17), torch.ones(2)]))[-1], torch.ones(2))
+    rows, tensors = (
+        Sent([{"ids": [float(row)]} for row in range(17)]),
+        Sent([{"ids": [torch.rand(2)]} for _ in range(17)]),
+    )
+    with unittest.mock.patch.object(sending, "is_packable", side_effect=sending.is_packable) as looked_at:
+        assert (files_of(rows), looked_at.call_count, files_of(tensors)) == (0, 0, 17)
+    endless = []
+    endless.append(endless)
+    assert len(sent(Sent([endless] * 17))) == 17
 
 
 def test_twice_the_same_tensor_is_the_same_tensor():

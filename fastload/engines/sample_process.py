@@ -32,7 +32,7 @@ from fastload.nvtx import stages
 from fastload.pipeline.datasets import OddPath, sendable
 from fastload.pipeline.reader import OpenedImage, pixel_limit
 from fastload.torch_workers.orphans import LOOK_S, exit_with_parent
-from fastload.torch_workers.processes import JOIN_S, forking_workers
+from fastload.torch_workers.processes import JOIN_S, forking_workers, release_free_memory
 from fastload.torch_workers.signals import deferred_signals, usual_signals
 
 if TYPE_CHECKING:
@@ -71,10 +71,9 @@ class SampleProcess:
         self._pid = os.getpid()
         self._context = context or multiprocessing.get_context()
         self._recipe = recipe
-        self._states: tuple[Any, list[bytes]] = None, []
-        forks = self._context.get_start_method() == "fork"
-        self._settings = _Settings.now() if forks else None
-        if not forks:
+        self.forks = self._context.get_start_method() == "fork"
+        self._settings = _Settings.now() if self.forks else None
+        if not self.forks:
             self.start()
 
     def start(self) -> None:
@@ -88,6 +87,7 @@ class SampleProcess:
                 with deferred_signals(), forking_workers(), _may_have_children():
                     self._start()
             if self._wait_ready():
+                self._recipe = self._recipe.without_dataset()  # the process has it
                 return
         raise RuntimeError(f"a process for samples made in Python did not answer, {STARTS} times")
 
@@ -152,6 +152,7 @@ class SampleProcess:
             target=_answer_requests, args=arguments, name="fastload-samples", daemon=True
         )
         try:
+            release_free_memory()
             self._process.start()
         except BaseException:
             self._connection.close()
@@ -216,17 +217,16 @@ class SampleProcess:
         return self._ask(("batch", index, state), timeout_s)  # type: ignore[no-any-return]
 
     def first_states(self, base_seed: int, workers: int) -> list[bytes]:
-        """Return the states of the workers' generators after the user's ``worker_init_fn``. Blocks.
+        """See :meth:`~fastload.engines.seeding_process.SeedingProcess.states`."""
+        answer: list[bytes] | str = self._ask(("first_states", base_seed, workers))
+        if isinstance(answer, str):
+            raise RuntimeError(f"worker_init_fn raised {answer}")
+        return answer
 
-        Raises:
-            RuntimeError: It has raised an error, or the process has ended.
-        """
-        if self._states[0] != (base_seed, workers):
-            answer = self._ask(("first_states", base_seed, workers))
-            if isinstance(answer, str):
-                raise RuntimeError(f"worker_init_fn raised {answer}")
-            self._states = (base_seed, workers), answer
-        return self._states[1]
+    @property
+    def answers(self) -> bool:
+        """Whether it is alive and this process's."""
+        return self.started and os.getpid() == self._pid and not self._killed and self._process.is_alive()
 
     def _ask(self, request: tuple[Any, ...], timeout_s: float | None = None) -> Any:
         until = None if timeout_s is None else time.monotonic() + timeout_s

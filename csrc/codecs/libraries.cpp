@@ -4,9 +4,6 @@
 #include <utility>
 
 #include <jpeglib.h>
-#if defined(FASTLOAD_PNG)
-#include <libdeflate.h>
-#endif
 #if defined(FASTLOAD_WEBP)
 #include <webp/decode.h>
 #endif
@@ -28,9 +25,6 @@ LinkedLibrary linked(const char* name, std::string version, const char* built_wi
 
 std::vector<LinkedLibrary> linked_libraries() {
   std::vector<LinkedLibrary> libraries{linked("libjpeg", {}, FASTLOAD_JPEG_FILE, &jpeg_std_error)};
-#if defined(FASTLOAD_PNG)
-  libraries.push_back(linked("libdeflate", {}, FASTLOAD_PNG_FILE, &libdeflate_alloc_decompressor));
-#endif
 #if defined(FASTLOAD_WEBP)
   libraries.push_back(linked("libwebp", webp_version(), FASTLOAD_WEBP_FILE, &WebPGetDecoderVersion));
 #endif

@@ -17,11 +17,11 @@ from fastload import FastLoader
 from fastload._arguments import UsageError, call_factory
 from fastload._machine import usable_cpus
 from fastload.bench import TINY
-from fastload.device.replay import twin_of
 from fastload.measurement.console import console
 from fastload.measurement.record import Spread, environment, extent, ratio, save
 from fastload.measurement.throughput import Rate, endless, in_flight, loop_rate
 from fastload.options import resolve_device
+from fastload.torch_workers.twin import twin_of
 
 if TYPE_CHECKING:
     import argparse

@@ -134,8 +134,8 @@ def tune(
         on_look: Function that gets each number when a look at it begins.
     """
     from fastload.autoscale.policy import AutoWorkers, Sizing, cores_for_loading
-    from fastload.device.replay import twin_of
     from fastload.loader import FastLoader
+    from fastload.torch_workers.twin import twin_of
 
     is_ours = isinstance(loader, FastLoader)
     ours: FastLoader[Any] = loader if isinstance(loader, FastLoader) else FastLoader.wrap(loader, device="cpu")

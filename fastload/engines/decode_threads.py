@@ -86,7 +86,8 @@ class NativeIterator(_BaseDataLoaderIter):
         epochs = epochs_of(loader)
         first_states: list[bytes | None] | None = None
         if recipe.first_call is not None and epochs is None:
-            first_states = [*process.first_states(int(self._base_seed), self._num_workers)]
+            seeding = state_of(loader).seeding
+            first_states = [*seeding.states(recipe, process, int(self._base_seed), self._num_workers)]
         if resumption is not None and resumption.workers is not None:
             seeded = first_states or [None] * self._num_workers
             first_states = [late or early for late, early in zip(resumption.generators or (), seeded, strict=False)]

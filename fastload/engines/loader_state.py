@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from fastload.device.decode_policy import DecodePolicy
     from fastload.engines.copy_scheduler import CopyScheduler
     from fastload.engines.resumption import Resumption
+    from fastload.engines.seeding_process import SeedingProcess
     from fastload.memory.buffers import BufferPool
     from fastload.options import LoaderConfig
     from fastload.pipeline.reader import Recipe
@@ -64,6 +65,7 @@ class LoaderState:
         self.texts = Texts()  # of the last call of state_dict()
         self.names: dict[str, Any] = {}  # of files, of that call
         self.spares: list[Any] = []  # arrays of the last epoch's samples
+        self._seeding: SeedingProcess | None = None
         self._streams: dict[torch.device, Any] = {}
         self._meters = Meters()
         self._lock = threading.RLock()  # a finalizer may run in a thread that holds it
@@ -115,6 +117,15 @@ class LoaderState:
         with self._lock:
             self._buffers = self._buffers or BufferPool()
             return self._buffers
+
+    @property
+    def seeding(self) -> SeedingProcess:
+        """Runs ``worker_init_fn`` for native epochs, if that only seeds."""
+        from fastload.engines.seeding_process import SeedingProcess
+
+        with self._lock:
+            self._seeding = self._seeding or SeedingProcess()
+            return self._seeding
 
     def decode_pool(self) -> _core.Pool:
         """Return the threads that decode for iterators without workers, shared by all of them."""
@@ -261,6 +272,11 @@ class LoaderState:
         """Count ``meter`` while ``iterator`` lives, and keep its totals afterwards."""
         weakref.finalize(iterator, self._meters.open(meter)).atexit = False
 
+    @property
+    def totals(self) -> Totals:
+        """Counts over all epochs, without those of copies."""
+        return self._meters.totals()
+
     def take_in(self, transfer: Transfer, scheduler: CopyScheduler | None = None) -> None:
         """Count an iterator's copies until :meth:`retire`."""
         with self._lock:
@@ -332,6 +348,8 @@ class LoaderState:
             self._indexed = 0, *_counts(index[1])[1:]
         if self.slots is not None:
             self.slots.close()
+        if self._seeding is not None:
+            self._seeding.close()
 
 
 def _counts(index: _core.JpegIndex) -> tuple[int, int, int]:

@@ -21,6 +21,7 @@ from torch.utils.data import IterableDataset, _DatasetKind
 
 from fastload.engines.packed_states import Texts, digest_of, unpack
 from fastload.engines.sample_seeding import SeededByIndex
+from fastload.memory.sending import reduce_error
 from fastload.options import has_state
 from fastload.stats.kept_states import KeptState
 
@@ -59,6 +60,8 @@ class DatasetState:
         iterator: Any = getattr(fetcher, "dataset_iter", None)
         alone = iterator is dataset
         has = has_state(dataset) and not alone, iterator is not None and has_state(iterator)
+        if iterator is None and not has[0]:
+            return NO_STATE
         try:
             return cls(
                 dataset.state_dict() if has[0] else None,
@@ -102,6 +105,11 @@ class DatasetState:
         """Return what the next epoch begins with."""
         return replace(self, dataset=self.iterator if self.is_iterator else self.dataset, iterator=None, ended=False)
 
+    def set(self, dataset: Any) -> None:
+        """Set a dataset's state."""
+        if self.dataset is not None:
+            dataset.load_state_dict(copy.deepcopy(self.dataset))  # which it may keep, and change
+
     def begin(self, dataset: Any) -> None:
         """Set a dataset's state, so that its next iteration is a new epoch.
 
@@ -112,12 +120,12 @@ class DatasetState:
             return
         if self.is_iterator:
             iter(dataset)
-            dataset.load_state_dict(copy.deepcopy(self.dataset))  # which it may keep, and change
+            self.set(dataset)
             return
-        dataset.load_state_dict(copy.deepcopy(self.dataset))
+        self.set(dataset)
         iterable = isinstance(dataset, IterableDataset)
         if iterable and not is_at_end(dataset):
-            dataset.load_state_dict(copy.deepcopy(self.dataset))
+            self.set(dataset)
 
     def resume(self, fetcher: Any) -> None:
         """Set the state of a fetcher's new iterator."""
@@ -175,8 +183,18 @@ class WorkerState:
     @classmethod
     def kept(cls, kept: KeptState) -> WorkerState:
         """Make it of what a :class:`WorkerProgress` has kept."""
-        generators, data = pickle.loads(kept.state)
-        return cls(generators, kept.number, data)
+        size = int.from_bytes(kept.state[:_SIZE_BYTES], "little")
+        generators = kept.state[_SIZE_BYTES + size :]
+        return cls(generators or None, kept.number, pickle.loads(kept.state[_SIZE_BYTES:][:size]))
+
+
+def _packed(data: DatasetState) -> bytes:
+    pickled = pickle.dumps(data)
+    return len(pickled).to_bytes(_SIZE_BYTES, "little") + pickled
+
+
+_SIZE_BYTES: Final = 8
+_NO_STATE: Final = _packed(NO_STATE)  # of most datasets, whose batches may take less than pickling it
 
 
 def users_own(dataset: Any) -> Any:
@@ -201,6 +219,9 @@ class NotLoaded(ExceptionWrapper):
         """Wrap the error that is being handled."""
         error.add_note(KEPT_NOTE)
         return cls(where=f"in DataLoader worker process {worker}, which begins with a loaded state")
+
+    def __reduce__(self) -> Any:
+        return reduce_error(self)
 
 
 class _FailedFetcher:
@@ -274,6 +295,8 @@ class WorkerProgress:
         state, self.resumed = self.resumed, None
         if self.failed is not None:
             return _FailedFetcher(self.failed)
+        if state is None and former is None and self.read_again is not None and isinstance(dataset, IterableDataset):
+            state = self._as_it_is(dataset)  # one that a loaded state has put at its end begins an epoch, all the same
         if state is None:
             self._keep(NO_STATE if former is None else DatasetState.of(dataset, former).at_next_epoch(), 0)
             return make()
@@ -282,6 +305,12 @@ class WorkerProgress:
         except Exception as error:  # noqa: BLE001 - any error of the user's methods
             self.failed = NotLoaded.of(error, self._worker)
             return _FailedFetcher(self.failed)
+
+    def _as_it_is(self, dataset: Any) -> WorkerState | None:
+        from fastload.engines.random_states import state_now
+
+        data = DatasetState.copied(dataset)
+        return None if data.dataset is None else WorkerState(state_now(others=True), 0, data)
 
     def _resumed_fetcher(self, state: WorkerState, dataset: Any, make: Callable[[], Any]) -> Any:
         data = state.data
@@ -308,20 +337,21 @@ class WorkerProgress:
     def _keep(self, data: DatasetState, digest: int) -> None:
         if self._states is None:
             return
-        keep = functools.partial(self._write, self._states, digest)
         try:
-            generators = None
+            generators = b""
             if self._generators:
                 from fastload.engines.random_states import state_now
 
                 generators = state_now(others=True)
-            keep(generators, data)
+            self._write(self._states, digest, generators, data)
         except Exception as error:  # noqa: BLE001 - any error of the user's objects; or no core
+            failed = DatasetState(error=f"its state cannot be kept: {type(error).__name__}: {error}")
             with contextlib.suppress(Exception):  # there may be no memory; the batch is still good
-                keep(None, DatasetState(error=f"its state cannot be kept: {type(error).__name__}: {error}"))
+                self._write(self._states, digest, b"", failed)
 
-    def _write(self, states: KeptStates, digest: int, generators: bytes | None, data: DatasetState) -> None:
-        states.keep(self._worker, KeptState(self._epoch, self._fetches, digest, pickle.dumps((generators, data))))
+    def _write(self, states: KeptStates, digest: int, generators: bytes, data: DatasetState) -> None:
+        kept = (_NO_STATE if data is NO_STATE else _packed(data)) + generators
+        states.keep(self._worker, KeptState(self._epoch, self._fetches, digest, kept))
 
 
 @dataclass(frozen=True, slots=True)

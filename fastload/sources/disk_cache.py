@@ -36,8 +36,10 @@ class DiskCache:
         self._max_bytes = max_bytes
         self._lock = threading.Lock()
         os.makedirs(folder, exist_ok=True)
-        self._counted: int | None = None  # bytes of all files, when they were counted
-        self._added = 0  # since then, by this process
+        self._counted = 0  # bytes of all files, when they were counted
+        self._is_counted = False
+        self._added = 0  # since then, by this process; with what it is writing
+        self._writing = 0
 
     def key_of(self, name: str) -> bytes:
         """Return the key that a file is tagged with."""
@@ -62,21 +64,39 @@ class DiskCache:
         return path
 
     def put(self, name: str, data: bytes) -> None:
-        """Keep a file, unless the disk refuses. Others see all or nothing."""
-        if len(data) + tagged_files.TAGS_BYTES > self._max_bytes:
+        """Keep a file, unless the disk refuses or there is no room.
+
+        Others see all or nothing.
+        """
+        size = len(data) + tagged_files.TAGS_BYTES
+        if size > self._max_bytes or not self._reserve(size):
             return
         path = self._path(name)
-        with contextlib.suppress(OSError):
+        try:
             os.makedirs(os.path.dirname(path), exist_ok=True)
             tagged_files.write(path, data, self.key_of(name))
+        except OSError:
+            pass
+        finally:
             with self._lock:
-                self._added += len(data) + tagged_files.TAGS_BYTES
-                if (
-                    self._counted is None
-                    or self._counted + self._added > self._max_bytes
-                    or self._added > _COUNTED_SHARE * self._max_bytes
-                ):
-                    self._count()
+                self._writing -= size
+
+    def _reserve(self, size: int) -> bool:
+        """Make room for a file if need be; return whether there is."""
+        with self._lock:
+            self._added += size
+            self._writing += size
+            if (
+                not self._is_counted
+                or self._counted + self._added > self._max_bytes
+                or self._added > _COUNTED_SHARE * self._max_bytes
+            ):
+                self._count()
+            has_room = self._counted + self._added <= self._max_bytes
+            if not has_room:
+                self._added -= size
+                self._writing -= size
+            return has_room
 
     def _path(self, name: str) -> str:
         digest = hashlib.blake2b(name.encode("utf-8", "surrogateescape"), key=self._key, digest_size=20).hexdigest()
@@ -95,13 +115,16 @@ class DiskCache:
         return found
 
     def _count(self) -> None:
-        """Count the bytes of all files; remove the oldest if these are too many."""
+        """Count the bytes of all files; remove the oldest if these are too many.
+
+        What is being written counts, too.
+        """
         files = self._files()
-        self._counted, self._added = sum(size for _, size, _ in files), 0
-        if self._counted <= self._max_bytes:
+        self._counted, self._added, self._is_counted = sum(size for _, size, _ in files), self._writing, True
+        if self._counted + self._added <= self._max_bytes:
             return
         files.sort(reverse=True)
-        while files and self._counted > _KEPT_SHARE * self._max_bytes:
+        while files and self._counted + self._added > _KEPT_SHARE * self._max_bytes:
             _, size, path = files.pop()
             with contextlib.suppress(OSError):
                 os.unlink(path)

@@ -51,6 +51,8 @@ _HALVED_EVERY_S: Final = 1.0
 _BACKOFF_S: Final = 0.1
 _BACKOFF_MAX_S: Final = 8.0
 _STACK_BYTES: Final = 1 << 20  # of a thread
+_OBJECT_MAX: Final = 1 << 31  # bytes that are read of an object: room for all of them is made at once
+_REPEATED_MAX: Final = 1000  # objects that a store lists twice, and as many more as it has
 _PIECES_MAX: Final = 512  # of one write; systems take 1024
 _REFUSALS: Final = ("PermissionDeniedError", "UnauthenticatedError")  # of obstore, and no builtin types
 
@@ -251,7 +253,7 @@ class Fetcher:
         if isinstance(self._store, Exception):
             return self._store
         try:
-            data = self._list() if task.wanted is None else self._object(*task.wanted[:2])
+            data = self._list() if task.wanted is None else self._object(*task.wanted)
         except Exception as error:  # noqa: BLE001 - any error of the store; raised in the sample's turn
             if _kind_of(error) is not OSError:
                 return self._named(error, task)
@@ -302,17 +304,29 @@ class Fetcher:
     def _list(self) -> bytes:
         import obstore
 
-        found = [(about["path"], about["size"], about["e_tag"]) for some in obstore.list(self._store) for about in some]
-        return pickle.dumps(found)
+        found: dict[str, tuple[str, int, str | None]] = {}
+        count = 0
+        for some in obstore.list(self._store):
+            found.update((about["path"], (about["path"], about["size"], about["e_tag"])) for about in some)
+            count += len(some)
+            if count > 2 * len(found) + _REPEATED_MAX:
+                raise OSError(f"the store's list repeats itself: {len(found)} different objects among {count}")
+        return pickle.dumps([*found.values()])
 
-    def _object(self, key: str, size: int | None) -> Any:
+    def _object(self, key: str, size: int | None, etag: str | None) -> Any:
         import obstore
 
         answer = obstore.get(self._store, key)
+        announced, found = answer.meta["size"], answer.meta.get("e_tag")
+        if size is not None and announced != size:
+            raise OSError(f"got {announced} bytes of the {size} listed")
+        if announced > _OBJECT_MAX:
+            raise OSError(f"it has {announced} bytes; leave out what has more than {_OBJECT_MAX}")
+        if etag and found and _plain(etag) != _plain(found):
+            raise OSError(f"its entity tag is {found}, and {etag} was listed; make the dataset again if it has changed")
         data = answer.bytes()
-        expected, by = (answer.meta["size"], "announced") if size is None else (size, "listed")
-        if expected != len(data):
-            raise OSError(f"got {len(data)} bytes of the {expected} {by}")
+        if announced != len(data):
+            raise OSError(f"got {len(data)} bytes of the {announced} announced")
         return data
 
     def _named(self, error: BaseException, task: _Wanted) -> Exception:
@@ -321,6 +335,11 @@ class Fetcher:
         kind = _kind_of(error)
         text = str(error).partition("\n")[0]
         return kind(f"{url} cannot be read: {text}" if text else f"{url} cannot be read: {type(error).__name__}")
+
+
+def _plain(etag: str) -> str:
+    """Return an entity tag as all stores write it, in lists and in answers."""
+    return etag.removeprefix("W/").strip('"')
 
 
 def _kind_of(error: BaseException) -> type[OSError]:

@@ -98,7 +98,7 @@ def test_same_batches_in_torchs_workers(store, folder):
     assert_same(batches(FastLoader, pickle.loads(pickle.dumps(data)), engine="torch"), folder)
 
 
-FAULTS = {4: "busy", 7: "cut", 9: "drop"}
+FAULTS = {4: "busy", 7: "cut", 9: "drop", 10: "short", 13: "changed", 17: "huge"}
 
 
 @pytest.mark.slow
@@ -121,12 +121,16 @@ def test_requests_wait_together(store, folder):
     assert [bytes(source) for source, _ in answers] == files
 
 
-@pytest.mark.parametrize("fault", ["busy", "cut", "drop"])
-def test_a_store_that_only_fails_is_an_error_with_the_key(store, fault):
+@pytest.mark.parametrize("fault", ["busy", "cut", "drop", "short", "changed", "huge"])
+def test_a_store_that_only_fails_is_an_error_with_the_key(store, fault, tmp_path):
     store.set(fault=lambda number: fault)
+    data = dataset(store, retries=1, cache_dir=tmp_path)
     with pytest.raises(OSError, match=r"s3://bucket/class0/000.jpg cannot be read: "):
-        dataset(store, retries=1).encoded(0)
+        data.encoded(0)
     assert sum(store.reads.values()) == 2
+    assert not [path for path in tmp_path.rglob("*") if path.is_file()]
+    store.set()
+    assert data.encoded(0)[0] == dataset(store).encoded(0)[0]
 
 
 def test_a_refusal_is_an_error_at_once(store):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -40,6 +41,23 @@ def test_several_processes_keep_the_bound_but_for_a_twentieth_each(tmp_path):
         caches[number % 4].put(str(number), bytes(100 - tagged_files.TAGS_BYTES))
         assert bytes_in(tmp_path) <= 10_000 * (1 + 3 / 20)
     assert bytes_in(tmp_path) >= 0.8 * 10_000
+
+
+def test_the_bound_holds_while_threads_write(tmp_path, monkeypatch):
+    cache, most, replace = DiskCache(tmp_path, 1000, KEY), [], os.replace
+
+    def write(*paths):
+        replace(*paths)
+        most.append(sum(path.stat().st_size for path in tmp_path.rglob("*[!t]") if path.is_file()))  # but *.part
+        if len(most) == 20:  # while one file is written, others are
+            with ThreadPoolExecutor(8) as threads:
+                list(threads.map(lambda number: cache.put(f"another {number}", bytes(106)), range(32)))
+
+    monkeypatch.setattr(os, "replace", write)
+    for number in range(40):
+        cache.put(str(number), bytes(106))
+    assert len(most) >= 40
+    assert 800 < max(most) <= 1000
 
 
 def test_other_files_in_the_folder_are_neither_counted_nor_removed(tmp_path):

@@ -190,10 +190,6 @@ def check_descriptors() -> Check:
     return Check("descriptors", finding, data=data)
 
 
-_CODEC_PACKAGES: Final = {"PNG": "libdeflate-dev", "WebP": "libwebp-dev"}
-"""Debian's packages of the libraries that the core can do without."""
-
-
 def check_native_core() -> Check:
     """Check ``fastload._core``, its libjpeg-turbo, and what it decodes besides."""
     try:
@@ -207,13 +203,9 @@ def check_native_core() -> Check:
         )
         return Check("native core", f"does not load: {error}", "missing", remedy)
     data = {"libjpeg": version, "other_formats": others}
-    missing = [package for name, package in _CODEC_PACKAGES.items() if name not in others]
-    if missing:
-        remedy = (
-            f"for {' and '.join(name for name in _CODEC_PACKAGES if name not in others)} files, which Pillow decodes "
-            f"now: apt-get install {' '.join(missing)}, then rebuild, {REBUILD}"
-        )
-        return Check("native core", f"loads, {version}{others and ', '}{others}", "note", remedy, data)
+    if "WebP" not in others:
+        remedy = f"for WebP files, which Pillow decodes now: apt-get install libwebp-dev, then rebuild, {REBUILD}"
+        return Check("native core", f"loads, {version}, {others}", "note", remedy, data)
     return Check("native core", f"loads, {version}, {others}", data=data)
 
 

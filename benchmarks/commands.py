@@ -221,7 +221,7 @@ BENCHMARKS: Final[Table] = {
         number("--repeats", "turns of each loader", Sized(5, 2)),
         number("--seconds", "length of each turn, about", Sized(2.0, 0.1), positive),
         number("--row-seconds", "length of all turns of a number of processes, about: shortens turns", kind=positive),
-        number("--cores", "cores of all processes together (default: all that this one may use)", kind=int),
+        number("--cores", "cores of all processes together (default: all that this one may use)"),
         option("--contenders", metavar="A,B", default="torch-pinned,fastload", help="loaders (default: %(default)s)"),
     ),
     "objectstore": _benchmark(
@@ -230,7 +230,7 @@ BENCHMARKS: Final[Table] = {
         number("--count", "photographs that are written", 200),
         number("--edge-px", "long edge of these", 500),
         number("--times", "samples of each photograph", 20),
-        option("--latencies-ms", type=float, nargs="+", default=[50.0], help="(default: 50)"),
+        option("--latencies-ms", metavar="MS", type=float, nargs="+", default=[50.0], help="(default: 50)"),
         number("--batch-size", "images per batch", 64),
         number("--threads", "decode threads", 16),
         number("--repeats", "epochs of each loader", 5),

@@ -17,9 +17,17 @@ pytest.importorskip("rich")
 
 from torchvision import transforms as t
 
-from benchmarks import _likeness
-from benchmarks._likeness import EPOCHS, Likeness, batch_size, lay_out, torchvision_traits
-from benchmarks._outputs import _wrong, check_outputs, write_expected
+from benchmarks import _outputs
+from benchmarks._outputs import (
+    EPOCHS,
+    Likeness,
+    _wrong,
+    batch_size,
+    check_outputs,
+    lay_out,
+    torchvision_traits,
+    write_expected,
+)
 from benchmarks.contenders import nvjpeg_lists
 from benchmarks.contenders._job import Job
 from benchmarks.contenders._registry import CONTENDERS, Contender
@@ -154,7 +162,7 @@ class Drawing:
 
 
 def test_who_draws_itself_is_asked_for_epochs(photos, monkeypatch) -> None:
-    monkeypatch.setattr(_likeness, "IMAGES", 32)
+    monkeypatch.setattr(_outputs, "IMAGES", 32)
     team = SimpleNamespace(
         loading=[Drawing()], device="cpu", together=lambda remotes, do: [do(remote) for remote in remotes]
     )

@@ -1,24 +1,23 @@
-"""Test ``python -m benchmarks._array_rows`` at a tiny size."""
+"""Test ``python -m benchmarks arrays`` at a tiny size."""
 
 from __future__ import annotations
 
 import json
 import os
-import sys
 
 import pytest
 
-from benchmarks import _array_rows
+from benchmarks.__main__ import main as run_benchmark
+from benchmarks.arrays import cifar10
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("what", "reference"), [("loaders", "torch"), ("train", "ceiling")])
-def test_rows_name_each_loader_and_its_share(what, reference, tmp_path, monkeypatch):
+def test_rows_name_each_loader_and_its_share(what, reference, tmp_path):
     file = tmp_path / "arrays.json"
     size = ["--images", "64", "--batch-sizes", "16", "--repeats", "2", "--steps", "2", "--workers", "1", "--cores", "1"]
-    monkeypatch.setattr(sys, "argv", ["_array_rows", what, *size, "--device", "cpu", "--json", str(file)])
     before = os.sched_getaffinity(0)
-    _array_rows.main()
+    assert run_benchmark(["arrays", what, *size, "--device", "cpu", "--json", str(file)]) == 0
     assert os.sched_getaffinity(0) == before
     record = json.loads(file.read_text())
     assert record["dataset"]["synthetic"] is True
@@ -31,6 +30,6 @@ def test_rows_name_each_loader_and_its_share(what, reference, tmp_path, monkeypa
 
 def test_images_lie_in_memory_as_torchvisions():
     """Which makes an array of planes, and views it as pixels."""
-    dataset = _array_rows.cifar10(3)
+    dataset = cifar10(3)
     assert dataset.data.shape == (3, 32, 32, 3)
     assert dataset.data.strides == (3072, 32, 1, 1024)

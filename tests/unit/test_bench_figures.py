@@ -2,28 +2,26 @@
 
 from __future__ import annotations
 
-import argparse
 import json
 from pathlib import Path
 
 import pytest
 
-from benchmarks import _peer_tables, _peer_topics, readme_tables
-from benchmarks._peer_charts import chart
+from benchmarks import figures, tables
+from benchmarks.__main__ import main as run_benchmark
+from benchmarks.charts import chart
 
 ROOT = Path(__file__).resolve().parents[2]
 
 
-@pytest.mark.parametrize("page", readme_tables.PAGES, ids=lambda page: page.name)
+@pytest.mark.parametrize("page", figures.pages(), ids=lambda page: page.name)
 def test_a_page_is_up_to_date(page):
-    assert readme_tables.render(page.read_text(), page) == page.read_text(), "run 'make figures'"
+    assert figures.render(page.read_text(), page) == page.read_text(), "run 'make figures'"
 
 
 def test_the_charts_are_up_to_date_and_each_is_shown():
-    shown = {path: path.read_text() for path in readme_tables.CHARTS.glob("*.svg")}
-    assert shown == readme_tables.charts(), "run 'make figures'"
-    pages = "".join(path.read_text() for path in readme_tables.PAGES)
-    assert all(f"charts/{path.name})" in pages for path in shown)
+    shown = {path: path.read_text() for path in (figures.DOCS / "charts").glob("*.svg")}
+    assert shown == figures.drawn(), "run 'make figures'"
 
 
 @pytest.fixture
@@ -31,42 +29,38 @@ def results(tmp_path, monkeypatch):
     """The results, to be changed."""
     for path in (ROOT / "benchmarks" / "results").glob("*.json"):
         (tmp_path / path.name).write_bytes(path.read_bytes())
-    monkeypatch.setattr(readme_tables, "RESULTS", tmp_path)
+    for module in (figures, tables):
+        monkeypatch.setattr(module, "RESULTS", tmp_path)
     return tmp_path
 
 
 def test_a_changed_result_makes_the_readme_stale(results):
     record = json.loads((results / "ladder.json").read_text())
     record["rungs"][0]["workers"] = 77
-    assert shown("ladder", record, "LADDER") != readme_tables.LADDER.read_text()
+    assert shown("ladder", record, "ladder") != (figures.DOCS / "ladder.md").read_text()
 
 
 def test_check_names_what_is_out_of_date_and_writes_nothing(results, capsys):
     record = json.loads((results / "train.json").read_text())
     record["points"][0]["contenders"]["fastload"]["share_of_ceiling"]["median"] = 0.5
     (results / "train.json").write_text(json.dumps(record))
-    before = readme_tables.README.read_text()
-    assert readme_tables.main(argparse.Namespace(check=True)) == 1
+    before = figures.README.read_text()
+    assert run_benchmark(["figures", "--check"]) == 1
     said = capsys.readouterr().err
     assert all(f"{name} is out of date" in said for name in ("README.md", "index.md", "benchmarks.md", "train.svg"))
     assert "loaders.svg" not in said
-    assert readme_tables.README.read_text() == before
+    assert figures.README.read_text() == before
 
 
-def rendered(page="BENCHMARKS"):
-    path = getattr(readme_tables, page)
-    return readme_tables.render(path.read_text(), path)
-
-
-def block(name):
-    """What docs/benchmarks.md says of one record."""
-    return rendered().partition(f"<!-- figures: {name} -->")[2].partition("<!-- end -->")[0]
+def rendered(page="benchmarks"):
+    path = figures.README if page == "README" else figures.DOCS / f"{page}.md"
+    return figures.render(path.read_text(), path)
 
 
 def shown(name, record, page=None):
-    """Write a record; return what docs/benchmarks.md then says of it, or all of a page."""
-    (readme_tables.RESULTS / f"{name}.json").write_text(json.dumps(record))
-    return rendered(page) if page else block(name)
+    """Write a record; return its table, or a page."""
+    (figures.RESULTS / f"{name}.json").write_text(json.dumps(record))
+    return rendered(page) if page else tables.shown(record.get("benchmark") or record["bench"], record)
 
 
 def spread(median):
@@ -111,8 +105,8 @@ def test_who_was_not_measured_at_a_point_has_a_dash_there(results):
     record["points"].append({"threads": 8, "contenders": {"fastload": record["points"][0]["contenders"]["fastload"]}})
     record["contenders"]["torch"]["failed"] = "it ended"
     assert "| DataLoader | 1,400 ± 140 | – |" in shown("loaders", record)
-    assert "–: not asked, or not measured." in block("loaders")
-    docs = block("loaders")
+    assert "–: not asked, or not measured." in shown("loaders", record)
+    docs = shown("loaders", record)
     assert "Not measured, or not everywhere:\n\n* DataLoader: it ended\n* FFCV: ffcv is not installed" in docs
 
 
@@ -144,14 +138,14 @@ def test_a_lower_bound_is_explained(results):
     assert "≥" not in shown("memory", record)
     record["points"][0]["contenders"]["torch"]["lower_bound"] = True
     assert "| DataLoader | ≥ 9,000 ± 900 MB |" in shown("memory", record)
-    assert "≥: what the library pins by itself cannot be seen." in block("memory")
+    assert "≥: what the library pins by itself cannot be seen." in shown("memory", record)
 
 
 def test_turns_are_whole_bursts_of_the_workers(results):
     record = peers("train", "share_of_ceiling", {"fastload": 1.0}, model="resnet50", cores=6, threads=6)
     record["points"].append({**record["points"][0], "cores": 16, "threads": 16})
     record["parameters"]["steps"] = 8
-    docs = shown("train", record, "BENCHMARKS")
+    docs = shown("train", record, "benchmarks")
     assert "turns of 12 or 16 steps;" in docs
 
 
@@ -165,30 +159,30 @@ def test_less_is_better_for_time_and_memory(results):
 def test_where_nobody_is_ahead_the_text_says_so(results):
     record = peers("loaders", "images_per_s", {"torch": 1400, "fastload": 5000}, threads=4)
     assert "No peer that was measured is ahead of FastLoader, native." in shown("loaders", record)
-    assert "▲" not in block("loaders")
+    assert "▲" not in shown("loaders", record)
 
 
 def test_a_record_older_than_decoding_on_the_gpu_says_so():
     older = "Recorded before FastLoader decoded on the GPU, too."
     medians = {"torch": 0.3, "dali-gpu": 0.9, "fastload": 1.0}
     record = peers("train", "share_of_ceiling", medians, model="resnet50", cores=6, threads=6)
-    assert older in _peer_topics.long("train", record)
-    assert older in _peer_topics.share(record)
+    assert older in tables.shown("train", record)
+    assert older in tables.share(record)
     record["environment"]["date"] = "2026-11-24T08:00:00+00:00"
-    assert older not in _peer_topics.long("train", record)
-    assert older not in _peer_topics.share(record)
+    assert older not in tables.shown("train", record)
+    assert older not in tables.share(record)
     record["environment"] |= {"date": "2026-11-21", "gpu": None}
-    assert older not in _peer_topics.long("train", record)
+    assert older not in tables.shown("train", record)
 
 
 def test_points_stand_in_order_however_they_were_measured():
     record = peers("loaders", "images_per_s", {"fastload": 5000}, threads=4)
     record["points"] = [{**record["points"][0], "threads": threads} for threads in (4, 16, 1)]
-    assert [one.title for one in _peer_tables.loaders(record)] == ["1 thread", "4 threads", "16 threads"]
+    assert [one.title for one in tables.COLUMNS["loaders"](record)] == ["1 thread", "4 threads", "16 threads"]
     places = [(cores, model) for cores in (16, 6) for model in ("resnet50", "resnet18")]
     record["points"] = [{"model": m, "cores": cores, "threads": cores, "contenders": {}} for cores, m in places]
     shown = [f"{model}, {cores} cores" for model in ("ResNet-50", "ResNet-18") for cores in (6, 16)]
-    assert [one.title for one in _peer_tables.train(record)] == shown
+    assert [one.title for one in tables.COLUMNS["train"](record)] == shown
 
 
 def test_one_model_is_shown_with_what_the_loop_has_left(results):
@@ -197,7 +191,7 @@ def test_one_model_is_shown_with_what_the_loop_has_left(results):
     loop = {"torch": (0.3, 540.0), "dali-gpu": (0.9, 200.0), "fastload": (1.0, 240.0)}
     for name, (share, us) in loop.items():
         record["points"][0]["contenders"][name] |= {"share_of_ceiling": share, "main_thread_us_per_batch": us}
-    docs = shown("train-resnet50", record, "BENCHMARKS")
+    docs = shown("train-resnet50", record, "benchmarks")
     assert "| **FastLoader, native** | 4,700 ± 470 | 100.0% | 240 µs |" in docs
     assert "▲ ahead of FastLoader, native. main thread per batch: DALI, GPU decode by 1.2×." in docs
 
@@ -223,7 +217,7 @@ def test_what_fits_has_the_gains_of_the_recipes_that_run_there(results):
         row["speedup"]["median"] = {"threads": 7.0, "workers, lazy images": 1.5}.get(row["where"], 3.0)
     record["rows"][0]["speedup"]["median"] = 6.0
     record["rows"] = [row for row in record["rows"] if row["where"] != "workers, native samples"]
-    fit = shown("recipes-h200", record, "FIT")
+    fit = shown("recipes-h200", record, "fit")
     assert "no worker processes | 6.0 to 7.0× |" in fit
     assert "in them | not measured |" in fit
     assert "decoded, natively | 1.5× |" in fit
@@ -233,13 +227,13 @@ def test_a_quick_run_is_no_result(results):
     record = peers("loaders", "images_per_s", {"torch": 1, "fastload": 2}, threads=4)
     record["parameters"]["quick"] = True
     with pytest.raises(ValueError, match="quick"):
-        shown("loaders", record)
+        shown("train", record, "README")
 
 
 def test_a_run_that_was_cut_off_is_no_result(results):
     record = peers("loaders", "images_per_s", {"torch": 1, "fastload": 2}, threads=4) | {"complete": False}
     with pytest.raises(ValueError, match="cut off"):
-        shown("loaders", record)
+        shown("train", record, "README")
 
 
 def test_each_size_of_image_says_what_was_read(results):
@@ -247,15 +241,16 @@ def test_each_size_of_image_says_what_was_read(results):
     data = {"images": 64, "mean_kb": 3625.2, "page_cache_share": None}
     record["points"].insert(0, {**record["points"][0], "edge_px": 4000, "batch_size": 16, "dataset": data})
     record["parameters"]["threads"] = 16
-    docs = shown("scaling", record, "BENCHMARKS")
+    docs = shown("scaling", record)
     assert "|  | 4000 px, 3,625 KB, batches of 16 | batches of 256 |" in docs
     assert "16 threads; turns of at least 0.5 s; 1000 images of 53 KB, 100%" in docs
     assert "; 64 images of 3,625 KB." in docs
 
 
-def test_a_table_without_a_result_is_left_out(results):
-    (results / "loaders.json").unlink(missing_ok=True)
-    assert "<!-- figures: loaders -->\n<!-- end -->" in rendered()
+def test_a_table_without_a_result_is_an_error(results):
+    (results / "onecore.json").unlink()
+    with pytest.raises(FileNotFoundError, match="onecore"):
+        rendered()
 
 
 def test_every_result_says_what_it_ran_on():
@@ -372,7 +367,7 @@ def test_power_has_no_leader(results):
     assert "| per million images, 16 threads | 9,000 ± 900 J | 2,000 ± 200 J |" in docs
     assert "| power | 200 ± 20 W | 300 ± 30 W |" in docs
     assert "No peer that was measured is ahead of FastLoader, native." in docs
-    drawn = chart("energy", record)
+    drawn = chart("Energy", "energy", "", record)
     assert "per million images" in drawn
     assert "power" not in drawn
     assert "images/s" not in drawn  # of which more is better, unlike the legend says

@@ -21,7 +21,7 @@ def importable(environment: Mapping[str, str]) -> dict[str, str]:
 
 @contextlib.contextmanager
 def served(script: str, *arguments: str) -> Iterator[tuple[str, int]]:
-    """Run a script that serves until its standard input closes, in a process of its own.
+    """Run a script that serves until its standard input closes.
 
     Yields:
         The line that it prints when it is ready, and the process's number.

@@ -250,7 +250,9 @@ def figures(seen: NDArray[np.float64], whole: NDArray[np.float64], usual: NDArra
 
 
 def lay_out(files: Sequence[str], folder: Path) -> int:
-    """Link up to :data:`IMAGES` files into an ImageFolder, each under its own label, and return how many.
+    """Link files into an ImageFolder, each under its own label; return how many.
+
+    At most :data:`IMAGES`.
 
     They fill whole batches of :func:`batch_size`.
     """

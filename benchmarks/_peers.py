@@ -138,7 +138,10 @@ def gathered(setup: Setup, recipes: Sequence[str] = (), deadline: float | None =
 
 
 def prepared(data: Path | None, *, quick: bool) -> tuple[str, dict[str, Any]]:
-    """Return the folder and description of the data set at ``data`` (``None``: photographs), after caching it."""
+    """Return the data set's folder and description, after caching its files.
+
+    ``None`` for ``data`` means photographs.
+    """
     dataset, described = open_images(data, quick)
     pool = image_pool(dataset)
     files = [dataset.samples[index][0] for index in pool]
@@ -147,7 +150,7 @@ def prepared(data: Path | None, *, quick: bool) -> tuple[str, dict[str, Any]]:
 
 
 def resident_share(files: Sequence[str | Path]) -> float | None:
-    """Return the share of the files' pages in the page cache, by mincore(2); ``None`` where it is not available."""
+    """Return the share of files in the page cache, by mincore(2); ``None`` without it."""
     try:
         mincore = ctypes.CDLL(None, use_errno=True).mincore
     except (OSError, AttributeError):
@@ -188,7 +191,9 @@ def settle(remote: Remote) -> None:
 
 
 def warm_up(remote: Remote, threads: int, seconds: float) -> int:
-    """Run a new loader until its rate is steady; returns the batches of a turn of about ``seconds``.
+    """Run a new loader until its rate is steady; returns a turn's number of batches.
+
+    A turn takes about ``seconds``.
 
     Worker processes finish their batches at about the same time, so a turn is a multiple of ``threads`` batches.
     """

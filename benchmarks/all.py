@@ -91,7 +91,7 @@ def main(args: argparse.Namespace) -> int:
 
 
 def show(runs: list[Run], folder: Path) -> None:
-    """Print the benchmarks that ran, for how long, and the last lines of those that failed."""
+    """Print what ran, for how long, and the last lines of failures."""
     from rich.table import Table
 
     table = Table(title="python -m benchmarks all")

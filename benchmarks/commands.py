@@ -1,4 +1,4 @@
-"""The benchmarks of ``python -m benchmarks`` and their options, apart from their modules: ``--help`` needs no torch."""
+"""Benchmarks of ``python -m benchmarks`` and their options; ``--help`` needs no torch."""
 
 from __future__ import annotations
 

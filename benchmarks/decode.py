@@ -1,4 +1,4 @@
-"""Measure how fast the native core makes training crops of JPEG files: ``python -m benchmarks decode``.
+"""Measure training crops of JPEG files by the core: ``python -m benchmarks decode``.
 
 RandomResizedCrop(224) and a random flip to uint8 pixels. Four questions: one core, without and with an index, beside
 torchvision on Pillow, DALI's CPU decoder, the core on libjpeg-turbo and libjpeg-turbo's region decode alone; more
@@ -153,7 +153,10 @@ class Crops:
         return sum(points) / sum(map(len, self.files))
 
     def core_in_flight(self, pool: _core.Pool, images: int, batch_size: int = 256, ahead: int = 3) -> None:
-        """Run the core on at least ``images`` images, with several batches in flight, as the native engine does."""
+        """Run the core on at least ``images`` images, several batches in flight.
+
+        As the native engine does.
+        """
         paths = (self.paths * -(-batch_size // len(self.paths)))[:batch_size]
         while len(self._outs) <= ahead:
             self._outs.append(np.zeros((batch_size, SIDE, SIDE, 3), np.uint8))
@@ -328,7 +331,10 @@ def ratios(seconds: dict[str, Spread], crops: Crops) -> dict[str, Any]:
 
 
 def measure_one_core(crops: Crops, repeats: int, *, fast: bool) -> dict[str, Any]:
-    """The core beside the others, all on one core: of large photos also with ``fast=True``, of others also DALI."""
+    """Measure the core beside the others, all on one processor core.
+
+    With large photos also with ``fast=True``, with others also beside DALI.
+    """
     count = len(crops.paths)
     batch_size = min(64, count)
     with one_core(), core_pool(1) as pool:

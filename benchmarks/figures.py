@@ -1,4 +1,4 @@
-"""Write the tables and charts of README and docs from ``benchmarks/results``; no figure is typed by hand.
+"""Write the tables and charts of README and docs from ``benchmarks/results``.
 
 A page says what stands on it: between ``<!-- figures: RECORD TABLE -->`` and ``<!-- end -->`` is the table of that name
 (:mod:`benchmarks.tables`; without a name that of the record's benchmark) of ``benchmarks/results/RECORD.json``, and

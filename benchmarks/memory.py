@@ -37,7 +37,7 @@ _PROBE_BYTES = 1 << 28
 
 
 class Sampled(Generic[T]):
-    """Samples of a quantity, taken by a thread while this is entered, and one at its end.
+    """Samples of a quantity, taken by a thread while entered, and one at the end.
 
     Args:
         sample: Function that measures once.

@@ -130,7 +130,7 @@ def describe_processor(result: Mapping[str, Any]) -> str:
 
 
 def batch_size_for(edge_px: int) -> int:
-    """Return 256 for images of the usual size, and fewer for larger ones: as many pixels, but at least 16 images."""
+    """Return 256, or fewer for larger images: as many pixels, but at least 16 images."""
     return max(16, min(256, round(256 * (USUAL_EDGE / edge_px) ** 2)))
 
 

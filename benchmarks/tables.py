@@ -273,7 +273,7 @@ def cluster(record: dict[str, Any]) -> str:
 
 
 def gpudecode(record: dict[str, Any]) -> str:
-    """The kernels, a step beside them, and the crops that were compared; parts without figures with the reason."""
+    """The kernels, a step beside them, the crops compared; reasons for parts without figures."""
     parts = _measured(record)
     said = [words(parts[name]) for name, words in _GPU_PARTS.items() if name in parts]
     for name in _GPU_PARTS:
@@ -442,7 +442,7 @@ def column(title: str, point: dict[str, Any], figure: str) -> Column:
 
 
 def _by_threads(*figures: tuple[str, str]) -> Callable[[dict[str, Any]], list[Column]]:
-    """Return columns of some figures by title, point by point, in which ``THREADS`` stands for the threads."""
+    """Return columns of figures by title, in which ``THREADS`` stands for the threads."""
 
     def columns(record: dict[str, Any]) -> list[Column]:
         found = [
@@ -569,7 +569,7 @@ def share(record: dict[str, Any]) -> str:
 
 
 def beside(record: dict[str, Any]) -> str:
-    """Rates of few loaders alone, the fastest first, and the cost of decoding on the GPU where it was measured."""
+    """Rates of few loaders alone, the fastest first, and the cost of GPU decoding."""
     few = {"contenders": {name: known for name, known in record["contenders"].items() if name in IN_BRIEF}}
     columns = [one.only(list(few["contenders"])) for one in _loaders(record)]
     rates = [

@@ -1,4 +1,4 @@
-"""Arguments of the command line: types, defaults, and ``module:factory``, a user's function that makes a loader."""
+"""Arguments of the command line: types, defaults, and ``module:factory``."""
 
 from __future__ import annotations
 
@@ -22,7 +22,10 @@ _PICTURES: Final = (".png", ".svg", ".pdf", ".jpg")
 
 
 class UsageError(ValueError):
-    """An argument or a file of the user's cannot be used. Commands print the message in place of a traceback."""
+    """An argument or a file of the user's cannot be used.
+
+    Commands print the message in place of a traceback.
+    """
 
 
 @dataclass(frozen=True, slots=True)

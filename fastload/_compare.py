@@ -38,20 +38,26 @@ class ComparedValues:
 
 
 def same_bits(a: torch.Tensor, b: torch.Tensor) -> bool:
-    """Whether two tensors have the same dtype, shape and bits: NaN equals itself, 0.0 differs from -0.0."""
+    """Whether two tensors have the same dtype, shape and bits.
+
+    NaN equals itself, and 0.0 differs from -0.0.
+    """
     if (a.dtype, a.shape) != (b.dtype, b.shape):
         return False
     return torch.equal(*(one.as_subclass(torch.Tensor).contiguous().view(-1).view(torch.uint8) for one in (a, b)))
 
 
 def same_layout(a: torch.Tensor, b: torch.Tensor) -> bool:
-    """Whether two tensors of the same shape have the same strides, those of dimensions of size 1 aside."""
+    """Whether tensors of one shape have equal strides, dimensions of size 1 aside."""
     pairs = zip(a.shape, a.stride(), b.stride(), strict=True)
     return all(size == 1 or one == other for size, one, other in pairs)
 
 
 def same(theirs: Any, ours: Any) -> bool:
-    """Whether two batches are equal in type, dtype, memory layout and every bit; not if that cannot be told."""
+    """Whether two batches are equal in type, dtype, memory layout and every bit.
+
+    They are not if that cannot be told.
+    """
     compared = ComparedValues(layout=True)
     return difference(theirs, ours, compared=compared) is None and not compared.opaque
 

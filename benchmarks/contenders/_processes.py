@@ -27,7 +27,7 @@ def _with_field(field: int, value: int, root: Path) -> list[int]:
 
 
 def processor_s(processes: Iterable[int], root: Path = Path("/proc")) -> float:
-    """Return the processor seconds of some processes, with those of children that they have waited for."""
+    """Return processor seconds of processes, with those of children they waited for."""
     stats = (_stat(root / str(process)) for process in processes)
     return sum(sum(map(int, stat[11:15])) for stat in stats if stat) / TICKS_PER_S  # utime, stime, cutime, cstime
 

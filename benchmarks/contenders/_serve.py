@@ -1,4 +1,4 @@
-"""The process of one contender, which answers one request at a time: ``python -m ..._serve NAME FD``.
+"""A contender's process, which answers one request at a time: ``python -m ..._serve NAME FD``.
 
 A request is a line of JSON on a socket, so is the answer.
 """
@@ -195,7 +195,7 @@ class Server:
         return {"labels": labels, "traits": seen}
 
     def device_memory(self) -> dict[str, Any]:
-        """Return the bytes of the GPU that all processes use, and the peak that torch allocated here."""
+        """Return the GPU bytes of all processes, and the peak allocated by torch here."""
         if not torch.cuda.is_available():
             return {"used_bytes": None, "torch_peak_bytes": None}
         free, total = torch.cuda.mem_get_info()

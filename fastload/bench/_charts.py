@@ -1,4 +1,4 @@
-"""Draw the demo's two loaders and the ladder's rungs as bars of images/s, with the range of the repeats."""
+"""Draw the demo's loaders and the ladder's rungs as bars of images/s."""
 
 from __future__ import annotations
 

@@ -104,7 +104,9 @@ def open_images(folder: Path | None, quick: bool) -> tuple[ImageFolder, dict[str
 
 
 def check_shared_memory(workers: int, batch_size: int) -> None:
-    """Check that the workers' batches fit into shared memory: a worker that runs out of it is killed.
+    """Check that workers' batches fit into shared memory.
+
+    A worker that runs out of it is killed.
 
     Args:
         workers: Worker processes, each with torch's default of two batches ahead.

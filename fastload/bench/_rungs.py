@@ -176,7 +176,9 @@ class StepFeed:
         return images.contiguous(memory_format=torch.channels_last) if self._rung.channels_last else images
 
     def settle(self) -> None:
-        """Take the batches that are ready, and wait for slots, so that the loader runs in steady state.
+        """Take the batches that are ready, and wait for slots.
+
+        The loader then runs in steady state.
 
         Workers that are nearly as fast as training would otherwise live on their prefetched batches for a whole turn.
         Slots are made while the first batches come.
@@ -189,7 +191,7 @@ class StepFeed:
             next(self.batches)
 
     def close(self) -> None:
-        """Stop the workers and free the slots; blocks until the machine is free for the next rung."""
+        """Stop the workers and free the slots; blocks until that is done."""
         ending: Any = self.batches if self._loader is None else self._loader
         shutdown = getattr(ending, "close", None) or ending._shutdown_workers  # torch's iterator has no other
         shutdown()

@@ -77,7 +77,7 @@ class TrainingStep:
         return loss
 
     def forget(self) -> None:
-        """Drop the gradients, so that only weights and momentum stay in memory until training goes on."""
+        """Drop the gradients; only weights and momentum stay in memory."""
         self._optimizer.zero_grad(set_to_none=True)
 
 
@@ -162,7 +162,10 @@ def time_steps(
     warm: int,
     move: Callable[[Tensor, Tensor], Batch] | None = None,
 ) -> StepTimes:
-    """Time ``count`` steps after ``warm`` others, at least one; see :func:`run_steps`. Blocks until all have ended."""
+    """Time ``count`` steps after ``warm`` others, at least one; see :func:`run_steps`.
+
+    Blocks until all have ended.
+    """
     before = run_steps(batches, step, clock, max(1, warm), move=move)[-1][-1]
     marks = run_steps(batches, step, clock, count, move=move)
     clock.finish()

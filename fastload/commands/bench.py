@@ -1,4 +1,4 @@
-"""The commands of ``fastload bench`` and their options, apart from their modules: ``--help`` needs no torch."""
+"""Commands of ``fastload bench`` and their options; ``--help`` needs no torch."""
 
 from __future__ import annotations
 

@@ -123,7 +123,9 @@ def tune(
     looks: list[Look] | None = None,
     on_look: Callable[[int], object] = lambda count: None,
 ) -> Tuning:
-    """Run a copy of a loader with ``num_workers="auto"`` until its number stays. Blocks for some seconds per look.
+    """Run a copy of a loader with ``num_workers="auto"`` until its number stays.
+
+    Blocks for some seconds per look.
 
     Args:
         loader: A FastLoader, or torch's DataLoader, which is then measured as torch runs it. It stays untouched.

@@ -100,7 +100,7 @@ class DecodedBatch(NamedTuple):
 
 
 class _Side(Hold):
-    """When a side may be tried again: after its hold, or earlier in a loop that differs from the one it failed in."""
+    """When a side may be tried again: after its hold, or earlier in another loop."""
 
     def __init__(self) -> None:
         super().__init__(HOLD_MIN, HOLD_MAX)

@@ -141,7 +141,7 @@ def write_json(path: str | Path, record: Mapping[str, Any]) -> Path:
 
 
 def save(path: str | Path | None, record: Mapping[str, Any]) -> None:
-    """Write a benchmark's record to its ``--json``, if that is given, and print where unless it is incomplete."""
+    """Write a benchmark's record to its ``--json``; once complete, print where."""
     if path is not None:
         write_json(path, record)
         if record.get("complete", True):

@@ -1,4 +1,4 @@
-"""Rules for measuring a loop while it runs: what is a pause of the consumer, and when to try again what failed."""
+"""Tell pauses of the consumer, and when to try again what failed."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ IDLE: Final = 0.75
 
 
 def is_pause(interval_s: float, idle_s: float, usual_s: float) -> bool:
-    """Whether the consumer did something else, such as a validation or a checkpoint, before it took a batch.
+    """Whether the consumer paused before it took a batch, as for a validation.
 
     Args:
         interval_s: Seconds from one batch to the next.
@@ -20,7 +20,7 @@ def is_pause(interval_s: float, idle_s: float, usual_s: float) -> bool:
 
 
 class Hold:
-    """Says when a choice that failed may be tried again: after a hold that doubles each time it fails again.
+    """Says when a failed choice may be tried again: after a hold that doubles.
 
     Args:
         shortest: Length of the first hold, in batches or windows.

@@ -1,4 +1,4 @@
-"""Test ``python -m benchmarks recipes`` and ``onecore``: compared before timed, what ran where, and the counts."""
+"""Test ``python -m benchmarks recipes`` and ``onecore``: comparison, places and counts."""
 
 from __future__ import annotations
 

@@ -275,10 +275,7 @@ def torchvision_traits(job: Job, transform: Any, epochs: int) -> NDArray[np.floa
     dataset = job.dataset(transform)
     count = len(dataset)
     loader = DataLoader(
-        dataset,
-        batch_size=batch_size(count),
-        sampler=list(range(count)) * epochs,
-        num_workers=min(8, usable_cpus()),
+        dataset, batch_size=batch_size(count), sampler=list(range(count)) * epochs, num_workers=min(8, usable_cpus())
     )
     with readable(dataset, range(count)):
         return np.concatenate([traits(images) for images, _ in loader]).reshape(epochs, count, -1)

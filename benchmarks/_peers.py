@@ -205,10 +205,7 @@ def warm_up(remote: Remote, threads: int, seconds: float) -> int:
 
 
 def take_turns(
-    remotes: Sequence[Remote],
-    turn: Callable[[Remote], dict[str, Any]],
-    repeats: int,
-    deadline: float | None = None,
+    remotes: Sequence[Remote], turn: Callable[[Remote], dict[str, Any]], repeats: int, deadline: float | None = None
 ) -> dict[str, list[dict[str, Any]]]:
     """Let each contender have ``repeats`` turns, interleaved; return each one's answers in order.
 

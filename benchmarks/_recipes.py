@@ -104,11 +104,7 @@ def _newer(source: Source) -> dict[str, Any]:
     parts += [transforms.TrivialAugmentWide(), transforms.PILToTensor(), transforms.ConvertImageDtype(torch.float)]
     parts += [transforms.Normalize(MEAN, STD), transforms.RandomErasing(0.1)]
     dataset = source.with_transform(steps.Calls(transforms.Compose(parts)))
-    return {
-        "dataset": dataset,
-        "sampler": steps.RepeatedSampler(source.images, 4),
-        "collate_fn": steps.Mixes(1000),
-    }
+    return {"dataset": dataset, "sampler": steps.RepeatedSampler(source.images, 4), "collate_fn": steps.Mixes(1000)}
 
 
 def _segmentation(source: Source) -> dict[str, Any]:

@@ -83,12 +83,7 @@ def compare(dataset: Any, images: int, batch_size: int, workers: int, repeats: i
     order = [number % len(dataset) for number in range(images)]
     options: dict[str, Any] = {"num_workers": workers, "persistent_workers": True, "device": "cpu"}
     loader = FastLoader(
-        dataset,
-        batch_size,
-        sampler=order,
-        randomness="sample",
-        generator=torch.Generator().manual_seed(0),
-        **options,
+        dataset, batch_size, sampler=order, randomness="sample", generator=torch.Generator().manual_seed(0), **options
     )
     seed = seed_of(torch.Generator().manual_seed(0))
     tasks = functools.partial(made_by_tasks, dataset, order, batch_size, seed)

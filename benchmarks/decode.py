@@ -250,12 +250,7 @@ def dali(paths: Sequence[str], batch_size: int, threads: int) -> Callable[[], No
     types: Any = importlib.import_module("nvidia.dali.types")
     # Nothing is decoded ahead: it would be work that another contender's clock counts. On one core it gains nothing.
     pipeline: Any = importlib.import_module("nvidia.dali").Pipeline(
-        batch_size=batch_size,
-        num_threads=threads,
-        device_id=None,
-        seed=SEED,
-        exec_async=False,
-        exec_pipelined=False,
+        batch_size=batch_size, num_threads=threads, device_id=None, seed=SEED, exec_async=False, exec_pipelined=False
     )
     with pipeline:
         files, _ = fn.readers.file(files=list(paths), labels=list(range(len(paths))), name="reader")

@@ -65,9 +65,7 @@ USUAL_EDGE: Final = 500
 
 
 def by_threads(
-    name: str,
-    measure: Callable[[Gathering, Setup, int], dict[str, Any]],
-    describe: Callable[[Mapping[str, Any]], str],
+    name: str, measure: Callable[[Gathering, Setup, int], dict[str, Any]], describe: Callable[[Mapping[str, Any]], str]
 ) -> Callable[[argparse.Namespace, Setup], Question]:
     """Return what makes a question that depends on the number of threads.
 

@@ -116,9 +116,7 @@ def cases(workers: int, batch_size: int, batches: int) -> dict[str, Case]:
         "custom collate": Case(lambda: ReadyTensors(torch.float32, count), {**images, "collate_fn": as_dict}, 2.0),
         "30 small tensors": Case(lambda: ManySmall(4 * batches), {"batch_size": None, "num_workers": few}, 1.0),
         "padded tokens": Case(
-            lambda: Tokens(32 * 10 * batches),
-            {"batch_size": 32, "num_workers": few, "collate_fn": pad_to_longest},
-            1.0,
+            lambda: Tokens(32 * 10 * batches), {"batch_size": 32, "num_workers": few, "collate_fn": pad_to_longest}, 1.0
         ),
     }
 

@@ -74,10 +74,7 @@ TRANSFORM: Final = training_transform()
 def _both(dataset: Any, workers: int, **more: Any) -> Makers:
     options: dict[str, Any] = {"batch_size": BATCH_SIZE, "num_workers": workers, "persistent_workers": True}
     options |= {"shuffle": "sampler" not in more, **more}
-    return {
-        "torch": lambda: DataLoader(dataset, **options),
-        OURS: lambda: FastLoader(dataset, device="cpu", **options),
-    }
+    return {"torch": lambda: DataLoader(dataset, **options), OURS: lambda: FastLoader(dataset, device="cpu", **options)}
 
 
 def arrays(photos: Path, room: Path, workers: int) -> Makers:

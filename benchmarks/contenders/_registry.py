@@ -212,16 +212,10 @@ CONTENDERS: dict[str, Contender] = {
     ),
     "fastload": _FASTLOAD,
     "fastload-cpu": replace(
-        _FASTLOAD,
-        title="FastLoader, native, decoding on the CPU",
-        variant="native-cpu",
-        needs_gpu=True,
+        _FASTLOAD, title="FastLoader, native, decoding on the CPU", variant="native-cpu", needs_gpu=True
     ),
     "fastload-gpu": replace(
-        _FASTLOAD,
-        title="FastLoader, native, decoding on the GPU",
-        variant="native-gpu",
-        needs_gpu=True,
+        _FASTLOAD, title="FastLoader, native, decoding on the GPU", variant="native-gpu", needs_gpu=True
     ),
     "ceiling": Contender(title="data on the GPU already", module="ceiling", loads=False, any_recipe=True),
 }

@@ -94,11 +94,7 @@ def _pipeline(job: Job, decoder: str, depth: int, load: float) -> Any:
     files, labels = job.files()
     hints = {}
     if decoder == "mixed":
-        hints = {
-            "preallocate_width_hint": WIDTH_HINT,
-            "preallocate_height_hint": HEIGHT_HINT,
-            "hw_decoder_load": load,
-        }
+        hints = {"preallocate_width_hint": WIDTH_HINT, "preallocate_height_hint": HEIGHT_HINT, "hw_decoder_load": load}
     defined: Any = importlib.import_module("nvidia.dali").pipeline_def(
         batch_size=job.batch_size,
         num_threads=job.threads,

@@ -20,6 +20,17 @@ def importable(environment: Mapping[str, str]) -> dict[str, str]:
 
 
 @contextlib.contextmanager
+def on_cores(count: int | None) -> Iterator[None]:
+    """Keep this thread, and all that it starts, on so many cores; ``None``: all."""
+    before = os.sched_getaffinity(0)
+    os.sched_setaffinity(0, sorted(before)[:count])
+    try:
+        yield
+    finally:
+        os.sched_setaffinity(0, before)
+
+
+@contextlib.contextmanager
 def served(script: str, *arguments: str) -> Iterator[tuple[str, int]]:
     """Run a script that serves until its standard input closes.
 

@@ -13,7 +13,7 @@ import torch
 from PIL import Image, ImageFilter, ImageOps
 from torch.utils.data import Dataset, Sampler, default_collate
 from torchvision import transforms
-from torchvision.datasets import CIFAR10
+from torchvision.datasets import CIFAR10, VisionDataset
 from torchvision.transforms import functional, v2
 
 from fastload.bench._data import MEAN, STD
@@ -222,12 +222,17 @@ class Masks:
 
 def cifar(samples: Sequence[tuple[str, int]], transform: Callable[[Any], Any]) -> CIFAR10:
     """Make torchvision's CIFAR10 of photographs scaled to 32 px instead of the downloaded ones."""
-    made = CIFAR10.__new__(CIFAR10)
-    made.root, made.train, made.transform, made.target_transform = "", True, transform, None
-    made.transforms = None
     images = [Image.open(path).convert("RGB").resize((32, 32)) for path, _ in samples]
-    made.data = np.stack([np.asarray(image) for image in images])
-    made.targets = [target % 10 for _, target in samples]
+    return cifar_of(
+        np.stack([np.asarray(image) for image in images]), [target % 10 for _, target in samples], transform
+    )
+
+
+def cifar_of(data: Any, targets: list[int], transform: Callable[[Any], Any]) -> CIFAR10:
+    """Make torchvision's CIFAR10 of given images instead of the downloaded ones."""
+    made = CIFAR10.__new__(CIFAR10)
+    VisionDataset.__init__(made, "", transform=transform)
+    made.train, made.data, made.targets = True, data, targets
     return made
 
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from benchmarks.contenders._registry import CONTENDERS, RECIPES, loading
 from benchmarks.contenders._remote import Interpreters
-from fastload._arguments import UsageError
+from fastload._arguments import UsageError, check_names
 
 if TYPE_CHECKING:
     import argparse
@@ -56,11 +56,9 @@ class Setup:
     row_seconds: float | None = None
 
     def __post_init__(self) -> None:
-        if self.recipe not in RECIPES:
-            raise UsageError(f"--recipe must be among {', '.join(RECIPES)}, got {self.recipe!r}")
+        check_names("--recipe", [self.recipe], RECIPES)
+        check_names("--contenders", self.names, CONTENDERS)
         for name in self.names:
-            if name not in CONTENDERS:
-                raise UsageError(f"--contenders must be among {', '.join(CONTENDERS)}, got {name!r}")
             if self.recipe != "crops" and not CONTENDERS[name].any_recipe:
                 raise UsageError(f"--contenders must take torchvision's transforms for --recipe, got {name!r}")
 

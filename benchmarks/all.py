@@ -17,7 +17,7 @@ from pathlib import Path
 
 from benchmarks._checkout import importable
 from benchmarks.commands import ORDER, QUESTIONS
-from fastload._arguments import UsageError
+from fastload._arguments import check_names
 from fastload.bench._data import check_data
 from fastload.commands.bench import COMMANDS
 from fastload.measurement.console import console
@@ -79,8 +79,7 @@ def run_one(name: str, folder: Path, *, quick: bool, data: Path | None = None) -
 def main(args: argparse.Namespace) -> int:
     """Run ``python -m benchmarks all``; 1 when a benchmark failed."""
     chosen = args.only.split(",") if args.only else list(ORDER)
-    if unknown := [name for name in chosen if name not in ORDER]:
-        raise UsageError(f"--only must be among {', '.join(ORDER)}, got {', '.join(unknown)}")
+    check_names("--only", chosen, ORDER)
     check_data(args.data)
     with tempfile.TemporaryDirectory(prefix="fastload-") as scratch:
         folder = args.json or Path(scratch)

@@ -11,7 +11,6 @@ from __future__ import annotations
 import argparse
 import functools
 import itertools
-import os
 import time
 from collections.abc import Iterator
 from typing import Any, cast
@@ -19,9 +18,10 @@ from typing import Any, cast
 import numpy as np
 import torch
 from torch.utils.data import DataLoader
-from torchvision import datasets, transforms
-from torchvision.datasets import VisionDataset
+from torchvision import transforms
 
+from benchmarks._checkout import on_cores
+from benchmarks._recipe_steps import cifar_of
 from fastload import FastLoader
 from fastload.bench._steps import TrainingStep, time_steps
 from fastload.measurement.clock import clock_for
@@ -36,13 +36,11 @@ WARM_STEPS = 20  # in which the libraries choose their kernels
 
 def cifar10(images: int) -> Any:
     """Make a CIFAR-10 of random images, with the transforms of most tutorials."""
-    dataset: Any = object.__new__(datasets.CIFAR10)
     steps = [transforms.RandomCrop(32, padding=4), transforms.RandomHorizontalFlip(), transforms.ToTensor()]
-    VisionDataset.__init__(dataset, "", transform=transforms.Compose([*steps, transforms.Normalize(MEAN, STD)]))
     rng = np.random.default_rng(0)
-    dataset.data = rng.integers(0, 256, (images, 3, 32, 32), dtype=np.uint8).transpose(0, 2, 3, 1)
-    dataset.targets = rng.integers(0, 10, images).tolist()
-    return dataset
+    pixels = rng.integers(0, 256, (images, 3, 32, 32), dtype=np.uint8).transpose(0, 2, 3, 1)
+    transform = transforms.Compose([*steps, transforms.Normalize(MEAN, STD)])
+    return cifar_of(pixels, rng.integers(0, 10, images).tolist(), transform)
 
 
 def loaders(images: int, batch_size: int, workers: int, device: torch.device) -> dict[str, Any]:
@@ -118,15 +116,13 @@ def _rows(rates: dict[str, Spread], reference: str) -> dict[str, Any]:
 
 def main(args: argparse.Namespace) -> int:
     """Run ``python -m benchmarks arrays``; writes the record after each batch size."""
-    before = os.sched_getaffinity(0), torch.get_num_threads()
-    if args.cores:
-        os.sched_setaffinity(0, sorted(before[0])[: args.cores])
-        torch.set_num_threads(args.cores)
+    before = torch.get_num_threads()
+    torch.set_num_threads(args.cores or before)
     try:
-        measure(args)
+        with on_cores(args.cores):
+            measure(args)
     finally:
-        os.sched_setaffinity(0, before[0])
-        torch.set_num_threads(before[1])
+        torch.set_num_threads(before)
     return 0
 
 

@@ -34,6 +34,7 @@ from numpy.typing import NDArray
 from PIL import Image
 from torchvision import transforms
 
+from benchmarks._checkout import on_cores
 from fastload import _core
 from fastload._arguments import UsageError
 from fastload._files import files_below
@@ -223,17 +224,6 @@ def core_pool(threads: int) -> Iterator[_core.Pool]:
         pool.close()
 
 
-@contextlib.contextmanager
-def one_core() -> Iterator[None]:
-    """Keep this thread, and those that it starts, on one core."""
-    before = os.sched_getaffinity(0)
-    os.sched_setaffinity(0, {min(before)})
-    try:
-        yield
-    finally:
-        os.sched_setaffinity(0, before)
-
-
 def dali_is_installed() -> bool:
     """Whether ``nvidia.dali`` can be imported."""
     with contextlib.suppress(ModuleNotFoundError):
@@ -332,7 +322,7 @@ def measure_one_core(crops: Crops, repeats: int, *, fast: bool) -> dict[str, Any
     """
     count = len(crops.paths)
     batch_size = min(64, count)
-    with one_core(), core_pool(1) as pool:
+    with on_cores(1), core_pool(1) as pool:
         contenders = single_core_contenders(crops, pool)
         if fast:
             contenders["fastload, fast, from memory"] = partial(crops.core_from_memory, pool, fast=True)
@@ -411,7 +401,7 @@ def measure_resize(repeats: int, *, quick: bool, simd_python: Path | None) -> di
             "Pillow": partial(image.resize, size, FILTERS[name]),
             "fastload": partial(_core.resize, pixels, out, name, rule),
         }
-        with one_core():
+        with on_cores(1):
             repeated: Contenders = {who: partial(_repeat, times, run) for who, run in runs.items()}
             seconds = compare(repeated, repeats, time.process_time)
             if simd_python is not None:

@@ -31,7 +31,7 @@ from benchmarks.commands import GPU_PARTS
 from benchmarks.contenders import ceiling
 from benchmarks.contenders._job import Job
 from fastload import FastLoader
-from fastload._arguments import UsageError
+from fastload._arguments import check_names
 from fastload._machine import usable_cpus
 from fastload.bench._steps import TrainingStep, check_model, fixed_shapes, time_steps
 from fastload.bench._trace import profiled
@@ -266,8 +266,7 @@ def describe(part: str, result: Mapping[str, Any]) -> str:
 def main(args: argparse.Namespace) -> int:
     """Run ``python -m benchmarks gpudecode``; 1 if a crop differs or the GPU decodes none."""
     begin, has_gpu, parts = time.monotonic(), torch.cuda.is_available(), args.parts.split(",")
-    if unknown := [part for part in parts if part not in GPU_PARTS]:
-        raise UsageError(f"--parts must be among {', '.join(GPU_PARTS)}, got {', '.join(unknown)}")
+    check_names("--parts", parts, GPU_PARTS)
     check_model(args.model)
     sizes = {name: getattr(args, name) for name in ("batch_size", "threads", "repeats", "steps", "verify", "files")}
     args.deadline = None if args.seconds is None else begin + args.seconds

@@ -33,7 +33,7 @@ from fastload.device import transfer as transfer_module
 from fastload.engines import iterators, position, workers
 from fastload.engines.copy_scheduler import CopyScheduler
 from fastload.measurement.console import console
-from fastload.measurement.record import Spread, environment, interleave, save
+from fastload.measurement.record import Spread, environment, extent, interleave, save
 from fastload.measurement.throughput import NATIVE_AHEAD, Rate, endless, in_flight, loop_rate
 from fastload.nvtx import stages
 from fastload.nvtx.modules import hook_while_profiling
@@ -354,8 +354,8 @@ def ask(repeats: int) -> dict[str, Any]:
         for name, spread in question(repeats).items():
             record["more_ns"][name] = spread.record()
             limit = f", at most {LIMITS_NS[name]:,.0f} wanted" if name in LIMITS_NS else ""
-            low, high = min(spread.values), max(spread.values)
-            console().print(f"{name}: {what} takes {spread.median:,.0f} ns more ({low:,.0f} to {high:,.0f}){limit}")
+            shown = f"{spread.median:,.0f} ns more ({extent(spread.record(), ',.0f')})"
+            console().print(f"{name}: {what} takes {shown}{limit}")
     return record
 
 

@@ -31,7 +31,7 @@ from benchmarks._checkout import importable
 from benchmarks._peers import prepared
 from benchmarks.contenders._job import Job
 from benchmarks.contenders._registry import CONTENDERS
-from fastload._arguments import UsageError
+from fastload._arguments import UsageError, check_names
 from fastload._machine import usable_cpus
 from fastload.bench._steps import check_model
 from fastload.measurement.console import console
@@ -180,8 +180,7 @@ def main(args: argparse.Namespace) -> int:
     gpus = torch.cuda.device_count() if torch.cuda.is_available() else 0
     _limit(args.cores)
     contenders = tuple(args.contenders.split(","))
-    if unknown := [name for name in contenders if name not in (TORCH, *DECODE)]:
-        raise UsageError(f"--contenders must be among {TORCH}, {', '.join(DECODE)}, got {', '.join(unknown)}")
+    check_names("--contenders", contenders, (TORCH, *DECODE))
     check_model(args.model)
     counts = args.processes or tuple(n for n in PROCESSES if n <= (gpus or 2))
     if gpus and max(counts) > gpus:

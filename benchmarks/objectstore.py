@@ -19,13 +19,12 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
-import torch
 from torchvision.datasets import ImageFolder
 
 from benchmarks import _objectserver
 from benchmarks._checkout import served
 from benchmarks.contenders._processes import children, processor_s
-from benchmarks.sources import Epochs
+from benchmarks.sources import Epochs, first_batches
 from fastload import FastLoader
 from fastload._compare import difference
 from fastload.bench._data import training_transform
@@ -72,11 +71,9 @@ def check_same(loaders: dict[str, Any]) -> None:
     Raises:
         RuntimeError: They differ.
     """
-    found = {}
-    for name, loader in loaders.items():
-        torch.manual_seed(0)
-        found[name] = [part.clone() for part in next(iter(loader))]
-        if (differs := difference(found[FOLDER], found[name])) is not None:
+    found = {name: first_batches(partial(iter, loader), 1) for name, loader in loaders.items()}
+    for name, batches in found.items():
+        if (differs := difference(found[FOLDER], batches)) is not None:
             raise RuntimeError(f"the batches of {name} must be those of the folder: {differs}")
 
 

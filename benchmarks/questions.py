@@ -51,7 +51,7 @@ from benchmarks._peers import (
 from benchmarks._setup import Setup, setup_of
 from benchmarks.commands import EDGES, MODELS, THREADS
 from benchmarks.contenders._remote import Remote
-from fastload._arguments import UsageError, settled
+from fastload._arguments import UsageError, check_names, settled
 from fastload._machine import usable_cpus
 from fastload.bench import TINY
 from fastload.bench._steps import check_model, whole_bursts
@@ -280,8 +280,7 @@ def parse(text: str, common: argparse.Namespace) -> Question:
         UsageError: There is no such question or option.
     """
     name, *options = shlex.split(text) or [""]
-    if name not in QUESTIONS:
-        raise UsageError(f"a question must begin with one of {', '.join(QUESTIONS)}, got {text!r}")
+    check_names("a question", [name], QUESTIONS)
     parser = _Parser(prog=name, add_help=False, allow_abbrev=False)
     for declare in (*commands.ASKED, *commands.QUESTIONS[name]):
         declare(parser)

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import argparse
 import importlib.util
-import os
 import tempfile
 import warnings
 from collections.abc import Sequence
@@ -21,6 +20,7 @@ from typing import Any, Final
 import torch
 from torch.utils.data import DataLoader
 
+from benchmarks._checkout import on_cores
 from benchmarks._recipes import PIPELINES, RECIPES, Source, TrainingRecipe
 from fastload import FastLoader, verify
 from fastload._arguments import UsageError
@@ -98,14 +98,10 @@ def counts(rows: list[dict[str, Any]]) -> dict[str, int]:
 
 def main(args: argparse.Namespace) -> int:
     """Run ``python -m benchmarks recipes`` or ``onecore``; 1 if batches differ from torch's."""
-    before = os.sched_getaffinity(0)
     if args.benchmark == "recipes":
         return measure_all(args, RECIPES)
-    os.sched_setaffinity(0, {max(before)})
-    try:
+    with on_cores(1):
         return measure_all(args, PIPELINES)
-    finally:
-        os.sched_setaffinity(0, before)
 
 
 def measure_all(args: argparse.Namespace, recipes: Sequence[TrainingRecipe]) -> int:

@@ -20,11 +20,13 @@ from functools import partial
 from typing import Any
 
 import torch
-from torch.utils.data import DataLoader, Dataset
+from torch.utils.data import DataLoader, Dataset, Subset
 
+from benchmarks import tables
 from benchmarks.memory import Sampled
+from benchmarks.verdicts import Batches
 from fastload import FastLoader
-from fastload._arguments import UsageError
+from fastload._arguments import check_names
 from fastload._batch import map_tensors
 from fastload._compare import difference
 from fastload.measurement.console import console
@@ -51,18 +53,10 @@ class ReadyTensors(Dataset[Any]):
         return self._images[index % len(self._images)], index
 
 
-class ManySmall(Dataset[Any]):
+def many_small(length: int) -> Dataset[Any]:
     """A whole batch per index: 30 tensors of 1 KB."""
-
-    def __init__(self, length: int) -> None:
-        self._batch = {f"field {i}": torch.arange(256, dtype=torch.float32) + i for i in range(30)}
-        self._length = length
-
-    def __len__(self) -> int:
-        return self._length
-
-    def __getitem__(self, index: int) -> Any:
-        return self._batch
+    batch = {f"field {i}": torch.arange(256, dtype=torch.float32) + i for i in range(30)}
+    return Subset(Batches(batch), range(length))
 
 
 class Tokens(Dataset[Any]):
@@ -114,7 +108,7 @@ def cases(workers: int, batch_size: int, batches: int) -> dict[str, Case]:
         "fp32 images": Case(lambda: ReadyTensors(torch.float32, count), images, 7.0),
         "uint8 images": Case(lambda: ReadyTensors(torch.uint8, count), images, 6.0),
         "custom collate": Case(lambda: ReadyTensors(torch.float32, count), {**images, "collate_fn": as_dict}, 2.0),
-        "30 small tensors": Case(lambda: ManySmall(4 * batches), {"batch_size": None, "num_workers": few}, 1.0),
+        "30 small tensors": Case(lambda: many_small(4 * batches), {"batch_size": None, "num_workers": few}, 1.0),
         "padded tokens": Case(
             lambda: Tokens(32 * 10 * batches), {"batch_size": 32, "num_workers": few, "collate_fn": pad_to_longest}, 1.0
         ),
@@ -268,31 +262,22 @@ def parts_of_the_path(workers: int, batch_size: int) -> dict[str, Any]:
 
 def main(args: argparse.Namespace) -> int:
     """Run ``python -m benchmarks slots``."""
-    from rich.table import Table
-
     chosen = cases(args.workers, args.batch_size, args.batches)
-    for name in args.case or []:
-        if name not in chosen:
-            raise UsageError(f"--case must be one of {', '.join(map(repr, chosen))}, got {name!r}")
+    check_names("--case", args.case or (), chosen)
     if not torch.cuda.is_available():
         console().print("bench slots: skipped, slots are registered with CUDA and torch finds no CUDA device here")
         return 0
     results = {}
-    table = Table(title="On the GPU: pinned slots beside DataLoader(pin_memory=True)")
-    for column in ("", "torch", "FastLoader", "speed-up", "asked", "held, torch", "held, FastLoader"):
-        table.add_column(column, justify="right" if column else "left")
     for name in args.case or chosen:
         begin = time.perf_counter()
         results[name] = record = measure_case(chosen[name], args.repeats)
         speedup = record["speedup"]["median"]
-        console().print(f"{name}: {speedup:.2f} times as fast ({time.perf_counter() - begin:.0f} s to measure)")
-        large = record["batch_bytes"] > 2**20
-        key, unit = ("gigabytes_per_s", "GB/s") if large else ("batches_per_s", "batches/s")
-        rates = [f"{record[key][who]['median']:,.1f} {unit}" for who in ("torch", "fastload")]
-        held = [f"{record['held_bytes'][who]['third epoch'] / 1e6:,.0f} MB" for who in ("torch", "fastload")]
-        table.add_row(name, *rates, f"{speedup:.2f}×", f"{chosen[name].aim:.0f}×", *held)
+        console().print(
+            f"{name}: {speedup:.2f} times as fast, {chosen[name].aim:g} asked for "
+            f"({time.perf_counter() - begin:.0f} s to measure)"
+        )
     parts = parts_of_the_path(args.workers, args.batch_size)
-    console().print(table)
+    console().print(tables.slots({"cases": results}), markup=False)
     for part, figure in parts.items():
         console().print(f"  {part}: {figure:.1f} GB/s")
     sizes = {"workers": args.workers, "batch_size": args.batch_size}

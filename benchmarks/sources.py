@@ -31,7 +31,7 @@ from torchvision.datasets import ImageFolder
 from benchmarks._recipes import write_shards
 from benchmarks.arrays import cifar10
 from fastload import FastLoader
-from fastload._arguments import UsageError
+from fastload._arguments import check_names
 from fastload._compare import difference
 from fastload.bench._data import check_data, training_transform
 from fastload.bench.photos import PhotoSet, write_photos
@@ -314,8 +314,7 @@ def measure(row: Row, makers: dict[str, Callable[[], Any]], repeats: int) -> dic
 def main(args: argparse.Namespace) -> int:
     """Run ``python -m benchmarks sources``; 1 if batches differ."""
     check_data(args.data)
-    if unknown := set(args.only or ()) - set(ROWS):
-        raise UsageError(f"--only must be of {', '.join(ROWS)}, got {', '.join(sorted(unknown))}")
+    check_names("--only", args.only or (), ROWS)
     count = BATCH_SIZE * 3 if args.quick else PHOTOS_PER_WORKER * args.workers
     photo_set = PhotoSet(count=count, edge_px=64 if args.quick else 500)
     name = f"photos-{count}-{photo_set.edge_px}"

@@ -32,12 +32,11 @@ from fastload.bench._data import EndlessDraws, check_data, image_pool, loader_si
 from fastload.bench._steps import Batch, TrainingStep, check_model, fixed_shapes, time_steps
 from fastload.measurement.clock import Clock, CudaClock
 from fastload.measurement.console import console
-from fastload.measurement.record import Spread, environment, interleave, ratio, save
+from fastload.measurement.record import Spread, environment, extent, interleave, ratio, save
 
 Train = Callable[[Tensor, Tensor], object]
 
 WARM_STEPS: Final = 5
-
 
 SIDE_PX: Final = 224
 """Height and width of the images of the instant source."""
@@ -165,8 +164,7 @@ def compare_loaders(data: Path | None, *, quick: bool, repeats: int) -> dict[str
 
 
 def _ratio(quotient: Spread, form: str) -> str:
-    low, high = min(quotient.values), max(quotient.values)
-    return f"ratio {quotient.median:{form}} ({low:{form}} to {high:{form}})"
+    return f"ratio {quotient.median:{form}} ({extent(quotient.record(), form)})"
 
 
 def on_gpu(args: argparse.Namespace, device: torch.device) -> Iterator[dict[str, Any]]:

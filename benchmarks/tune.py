@@ -24,7 +24,7 @@ import torch
 
 from benchmarks.verdicts import Model, Ready, Texts
 from fastload import FastLoader
-from fastload._arguments import UsageError
+from fastload._arguments import check_names
 from fastload.autoscale.policy import AutoWorkers, cores_for_loading
 from fastload.bench._data import EndlessDraws, check_data, image_pool, open_images
 from fastload.bench._steps import TrainingStep, check_model
@@ -258,8 +258,6 @@ def counts_up_to(cores: int) -> list[int]:
 
 def main(args: argparse.Namespace) -> int:
     """Run ``python -m benchmarks tune``; 1 if a workload misses its limits."""
-    from rich.table import Table
-
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     quick = args.quick
     seconds = args.seconds or (0.05 if quick else 0.25 if device.type == "cuda" else 0.8)
@@ -267,9 +265,7 @@ def main(args: argparse.Namespace) -> int:
     check_model(args.model)
     check_data(args.data)
     chosen = workloads(device, quick=quick, data=args.data, model=args.model)
-    for name in args.workload or []:
-        if name not in chosen:
-            raise UsageError(f"--workload must be one of {', '.join(map(repr, chosen))}, got {name!r}")
+    check_names("--workload", args.workload or (), chosen)
     parameters = {"seconds": seconds, "repeats": args.repeats, "counts": counts, "model": args.model}
     limits = {"share_min": SHARE_MIN, "workers_max": WORKERS_MAX, "noise": NOISE}
     record = {"benchmark": "tune", "environment": environment(), "parameters": parameters, "limits": limits}
@@ -280,23 +276,16 @@ def main(args: argparse.Namespace) -> int:
         results[name] = measure(chosen[name](), device, counts, seconds=seconds, epoch_s=epoch_s, repeats=args.repeats)
         console().print(describe(name, results[name]))
         save(args.json, {**record, "complete": len(results) == len(wanted), "workloads": results})
-    table = Table(title="num_workers='auto' beside the best fixed number")
-    for column in ("workload", "best", "images/s", "auto", "images/s", "of the fastest"):
-        table.add_column(column, justify="left" if column == "workload" else "right")
-    for name, result in results.items():
-        rates = result["images_per_s"]
-        best, found = str(result["best"]), f"{result['auto_workers']['median']:g}"
-        shown = [f"{rates[key]['median']:,.0f}" for key in (best, "auto")]
-        table.add_row(name, best, shown[0], found, shown[1], f"{result['share_of_fastest']['median']:.1%}")
-    console().print(table)
     return 0 if quick or all(result["met"] for result in results.values()) else 1
 
 
 def describe(name: str, result: Mapping[str, Any]) -> str:
     """One workload's figures in words."""
     share, many = result["share_of_fastest"], result["workers_of_best"]
+    auto, best = (result["images_per_s"][key]["median"] for key in ("auto", str(result["best"])))
     return (
-        f"{name}: auto reaches {share['median']:.1%} ({extent(share, '.1%')}) of the rate with "
-        f"{result['fastest']} workers, with {many['median']:.2f} times the {result['best']} that are enough"
+        f"{name}: auto reaches {share['median']:.1%} ({extent(share, '.1%')}) of the rate with {result['fastest']} "
+        f"workers: {auto:,.0f} images/s with {result['auto_workers']['median']:g} workers, {many['median']:.2f} times "
+        f"the {result['best']} that are enough ({best:,.0f} images/s)"
         + ("" if result["met"] else f"; wanted: {SHARE_MIN:.0%}, {WORKERS_MAX:g} times")
     )

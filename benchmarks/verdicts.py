@@ -32,7 +32,7 @@ from torch.utils.data import Dataset
 from benchmarks import _slowstore
 from benchmarks._checkout import served
 from fastload import FastLoader
-from fastload._arguments import UsageError
+from fastload._arguments import UsageError, check_names
 from fastload._machine import usable_cpus
 from fastload.bench._data import ENDLESS, EndlessDraws
 from fastload.measurement.console import console
@@ -152,7 +152,7 @@ class Ready(Endless):
 class Batches(Endless):
     """Whole batches that lie in memory, pinned or not."""
 
-    def __init__(self, batch: torch.Tensor) -> None:
+    def __init__(self, batch: Any) -> None:
         self._batch = batch
 
     def __getitem__(self, index: int) -> Any:
@@ -388,8 +388,6 @@ def try_plant(plant: Plant, seconds: float) -> dict[str, Any]:
 
 def main(args: argparse.Namespace) -> int:
     """Run ``python -m benchmarks verdicts``; 1 if a verdict names another bottleneck than was planted."""
-    from rich.table import Table
-
     from fastload.options import resolve_device
 
     try:
@@ -399,12 +397,7 @@ def main(args: argparse.Namespace) -> int:
     quick_s = 2.0 if device.type == "cpu" else 3.0  # a GPU's driver is asked once a second
     seconds = args.seconds or (quick_s if args.quick else 8.0)
     chosen = plants(device, quick=args.quick)
-    for name in args.plant or []:
-        if name not in chosen:
-            raise UsageError(f"--plant must be one of {', '.join(map(repr, chosen))}, got {name!r}")
-    table = Table(title=f"Does the verdict name what was planted? ({device.type})")
-    for column in ("planted", "expected", "verdict", "relieved"):
-        table.add_column(column)
+    check_names("--plant", args.plant or (), chosen)
     results = {}
     for name in args.plant or chosen:
         plant = chosen[name]
@@ -412,11 +405,9 @@ def main(args: argparse.Namespace) -> int:
             console().print(f"{name}: left out, it needs a CUDA device")
             continue
         results[name] = result = try_plant(plant, seconds)
-        console().print(f"{name}: {result['report'][0]}")
-        verdict = f"{result['verdict']}-bound" + ("" if result["named"] else " (wrong)")
-        speedup = f"{result['speedup_when_relieved']:.1f} times as fast"
-        table.add_row(name, f"{result['expected']}-bound", verdict, speedup)
-    console().print(table)
+        verdict = f"{result['verdict']}-bound, {'as planted' if result['named'] else result['expected'] + ' expected'}"
+        relieved = f"without it {result['speedup_when_relieved']:.1f} times as fast"
+        console().print(f"{name}: {verdict}; {relieved}; {result['report'][0]}")
     right = sum(result["named"] for result in results.values())
     console().print(f"{right} of {len(results)} named")
     record = {"environment": environment(), "device": device.type, "named": right, "of": len(results)}

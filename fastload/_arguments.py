@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Iterable, Sequence
 
     from torch.utils.data import DataLoader
 
@@ -54,6 +54,14 @@ def settled(args: argparse.Namespace) -> argparse.Namespace:
         for name, value in vars(args).items()
     }
     return argparse.Namespace(**chosen)
+
+
+def check_names(option: str, given: Iterable[str], known: Iterable[str]) -> None:
+    """Raise :class:`UsageError` unless all names that an option was given are known."""
+    known = list(known)
+    for name in given:
+        if name not in known:
+            raise UsageError(f"{option} must be one of {', '.join(map(repr, known))}, got {name!r}")
 
 
 def at_least(least: int, most: float = math.inf) -> Any:

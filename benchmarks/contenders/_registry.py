@@ -119,13 +119,35 @@ _FASTLOAD = Contender(
     any_recipe=True,
 )
 
+_TORCH = Contender(title="DataLoader", module="torch_loaders", variant="plain", packages=("pillow",), any_recipe=True)
+
+_DALI = Contender(
+    title="DALI, CPU decode",
+    module="dali",
+    variant="cpu",
+    imports=("nvidia.dali.plugin.pytorch",),
+    install="pip install nvidia-dali-cuda130, or --site dali=DIR",
+    packages=("nvidia-dali-cuda130", "nvidia-dali-cuda120", "nvidia-nvimgcodec-cu13"),
+    tolerance=Tolerance(mean=0.5, why="the same filter in other arithmetic"),
+    draws_itself=True,
+    pins_itself=True,
+    sweeps=True,
+    any_recipe=True,
+)
+
+_NVJPEG = Contender(
+    title="torchvision decode_jpeg, GPU",
+    module="nvjpeg_lists",
+    variant="torchvision",
+    tolerance=Tolerance(mean=2.0, why="nvJPEG's decoder and torch's float32 resize"),
+    draws_itself=True,
+    needs_gpu=True,
+    sweeps=True,
+)
+
 CONTENDERS: dict[str, Contender] = {
-    "torch": Contender(
-        title="DataLoader", module="torch_loaders", variant="plain", packages=("pillow",), any_recipe=True
-    ),
-    "torch-pinned": Contender(
-        title="DataLoader, pinned", module="torch_loaders", variant="pinned", packages=("pillow",), any_recipe=True
-    ),
+    "torch": _TORCH,
+    "torch-pinned": replace(_TORCH, title="DataLoader, pinned", variant="pinned"),
     "torch-simd": Contender(
         title="DataLoader, pinned, Pillow-SIMD",
         module="torch_simd",
@@ -138,51 +160,17 @@ CONTENDERS: dict[str, Contender] = {
         variant="decode_jpeg",
         tolerance=Tolerance(mean=0.5, why="torch's uint8 resize instead of Pillow's"),
     ),
-    "dali-cpu": Contender(
-        title="DALI, CPU decode",
-        module="dali",
-        variant="cpu",
-        imports=("nvidia.dali.plugin.pytorch",),
-        install="pip install nvidia-dali-cuda130, or --site dali=DIR",
-        packages=("nvidia-dali-cuda130", "nvidia-dali-cuda120"),
-        tolerance=Tolerance(mean=0.5, why="the same filter in other arithmetic"),
-        draws_itself=True,
-        pins_itself=True,
-        sweeps=True,
-        any_recipe=True,
-    ),
-    "dali-gpu": Contender(
+    "dali-cpu": _DALI,
+    "dali-gpu": replace(
+        _DALI,
         title="DALI, GPU decode",
-        module="dali",
         variant="mixed",
-        imports=("nvidia.dali.plugin.pytorch",),
-        install="pip install nvidia-dali-cuda130, or --site dali=DIR",
-        packages=("nvidia-dali-cuda130", "nvidia-dali-cuda120", "nvidia-nvimgcodec-cu13"),
         tolerance=Tolerance(mean=2.0, why="nvJPEG's decoder and DALI's resize"),
-        draws_itself=True,
         needs_gpu=True,
-        pins_itself=True,
-        sweeps=True,
-        any_recipe=True,
     ),
-    "torchvision-gpu": Contender(
-        title="torchvision decode_jpeg, GPU",
-        module="nvjpeg_lists",
-        variant="torchvision",
-        tolerance=Tolerance(mean=2.0, why="nvJPEG's decoder and torch's float32 resize"),
-        draws_itself=True,
-        needs_gpu=True,
-        sweeps=True,
-    ),
-    "torchcodec-gpu": Contender(
-        title="torchcodec decode_jpeg, GPU",
-        module="nvjpeg_lists",
-        variant="torchcodec",
-        packages=("torchcodec",),
-        tolerance=Tolerance(mean=2.0, why="nvJPEG's decoder and torch's float32 resize"),
-        draws_itself=True,
-        needs_gpu=True,
-        sweeps=True,
+    "torchvision-gpu": _NVJPEG,
+    "torchcodec-gpu": replace(
+        _NVJPEG, title="torchcodec decode_jpeg, GPU", variant="torchcodec", packages=("torchcodec",)
     ),
     "timm": Contender(
         title="timm PrefetchLoader",
@@ -203,13 +191,7 @@ CONTENDERS: dict[str, Contender] = {
     ),
     "ffcv": _FFCV,
     "ffcv-raw": replace(_FFCV, title="FFCV, raw pixels", variant="raw"),
-    "fastload-workers": Contender(
-        title="FastLoader, workers",
-        module="fastload_loaders",
-        variant="workers",
-        packages=("fastload", "pillow"),
-        any_recipe=True,
-    ),
+    "fastload-workers": replace(_FASTLOAD, title="FastLoader, workers", variant="workers"),
     "fastload": _FASTLOAD,
     "fastload-cpu": replace(
         _FASTLOAD, title="FastLoader, native, decoding on the CPU", variant="native-cpu", needs_gpu=True

@@ -17,7 +17,8 @@ pytest.importorskip("rich")
 
 from benchmarks import decode
 from benchmarks.__main__ import main as run_benchmark
-from benchmarks.decode import Crops, one_core
+from benchmarks._checkout import on_cores
+from benchmarks.decode import Crops
 from fastload import _core
 from fastload.bench import photos
 from fastload.bench.photos import PhotoSet, write_photos
@@ -86,7 +87,7 @@ def test_ones_own_images_need_no_scikit_image(
 def test_the_index_knows_every_row_and_changes_no_pixel(paths: list[str]) -> None:
     crops = Crops(paths)
     index = crops.index()
-    with one_core():
+    with on_cores(1):
         pool = _core.Pool(1)
         crops.core(pool)
         without = crops.out.copy()
@@ -137,7 +138,7 @@ def test_file_that_the_core_leaves_to_pillow_is_refused(paths: list[str], tmp_pa
 
 def test_one_core_is_one_core_and_then_all_again() -> None:
     before = os.sched_getaffinity(0)
-    with one_core():
+    with on_cores(1):
         assert len(os.sched_getaffinity(0)) == 1
     assert os.sched_getaffinity(0) == before
 

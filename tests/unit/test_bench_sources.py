@@ -57,4 +57,4 @@ def test_the_command_writes_every_row(tmp_path, monkeypatch):
 
 def test_unknown_rows_are_refused(capsys):
     assert run_benchmark(["sources", "--only", "floppy"]) != 0
-    assert "--only must be of arrays, folder" in capsys.readouterr().err
+    assert "--only must be one of 'arrays', 'folder'" in capsys.readouterr().err

@@ -1,6 +1,6 @@
 """Compare the core's resize with Pillow's: equal outputs, then microseconds per image, one thread.
 
-Run from the repository's root: ``python benchmarks/resize.py``. The core's sources are compiled with g++.
+Run from the repository's root: ``python scripts/time_resize.py``. The core's sources are compiled with g++.
 """
 
 from __future__ import annotations

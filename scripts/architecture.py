@@ -15,7 +15,7 @@ from pathlib import Path
 
 import networkx as nx
 
-from fastload.profiling.palette import style
+from fastload.profiling.pages.palette import style
 
 ROOT = Path(__file__).parents[1]
 PICTURE = ROOT / "docs" / "architecture.svg"

@@ -17,16 +17,17 @@ from typing import TYPE_CHECKING, Any, Final
 from fastload._argument_types import at_least, output_file, picture_file
 from fastload.commands import profile
 from fastload.commands.doctor.checks_gpu import cuda_available
-from fastload.profiling import ncu, nsys, roofline
-from fastload.profiling.nsys import NsightError, find_nsight
-from fastload.profiling.report import plain_console
-from fastload.profiling.trace import STEP
+from fastload.profiling.analysis import ncu, roofline
+from fastload.profiling.pages.report import plain_console
+from fastload.profiling.recording import nsys
+from fastload.profiling.recording.nsys import NsightError, find_nsight
+from fastload.profiling.recording.trace import STEP
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from fastload.profiling.ncu import KernelRun, Sum
-    from fastload.profiling.roofline import Ceilings
+    from fastload.profiling.analysis.ncu import KernelRun, Sum
+    from fastload.profiling.analysis.roofline import Ceilings
 
 SHOWN: Final = 40
 WIDE: Final = 130

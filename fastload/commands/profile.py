@@ -1,8 +1,8 @@
 """``fastload profile``: record a training script with Nsight Systems and report its bottleneck.
 
 The script runs as under ``fastload run``, with FastLoader for DataLoader; the loader that the loop iterates opens the
-capture window after some warm-up steps (see ``profiling/capture.py``). If Nsight Systems is missing, or cannot import
-its own recording, torch.profiler records, and the loader's ranges of all processes are written to files.
+capture window after some warm-up steps (:mod:`fastload.profiling.recording.capture`). If Nsight Systems is missing, or
+cannot import its own recording, torch.profiler records, and the loader's ranges of all processes are written to files.
 """
 
 from __future__ import annotations
@@ -21,17 +21,17 @@ from typing import TYPE_CHECKING, Final
 
 from fastload._argument_types import at_least, output_file, picture_file
 from fastload.commands.run import script
-from fastload.profiling import nsys, nsys_export, torch_trace
-from fastload.profiling.nsys import NsightError, ProgramError, find_nsight
-from fastload.profiling.provenance import FILE, Provenance
-from fastload.profiling.report import ProfileReport, make_report, plain_console, show
-from fastload.stats.verdict import Bottleneck, Verdict
+from fastload.profiling.pages.report import ProfileReport, make_report, plain_console, show
+from fastload.profiling.recording import nsys, nsys_export, torch_trace
+from fastload.profiling.recording.nsys import NsightError, ProgramError, find_nsight
+from fastload.profiling.recording.provenance import FILE, Provenance
+from fastload.stats.verdict import Verdict
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
-    from fastload.profiling.nsys import Recorder
-    from fastload.profiling.trace import Recording
+    from fastload.profiling.recording.nsys import Recorder
+    from fastload.profiling.recording.trace import Recording
 
 STEM: Final = "profile"
 """Name of the recording in its folder."""
@@ -195,11 +195,9 @@ def loaders_verdict(folder: Path) -> Verdict | None:
     """The captured loader's verdict on the window; None if there is none."""
     for path in sorted(folder.glob(_LOADER.replace(".", "*"))):
         try:
-            said = json.loads(path.read_text(encoding="utf-8"))
+            return Verdict.from_dict(json.loads(path.read_text(encoding="utf-8")))
         except ValueError:  # the program was killed while writing it
             continue
-        bottleneck = None if said["bottleneck"] is None else Bottleneck(said["bottleneck"])
-        return Verdict(bottleneck, tuple(said["evidence"]), said["remedy"])
     return None
 
 
@@ -236,8 +234,8 @@ def make_folder(path: Path) -> None:
 
 
 def _deliver(report: ProfileReport, recording: Recording, args: argparse.Namespace, page: Path | None) -> None:
-    from fastload.profiling import timeline
-    from fastload.profiling.html import write
+    from fastload.profiling.pages import timeline
+    from fastload.profiling.pages.html import write
 
     # The files first: the reader of a pipe may leave early.
     rows = timeline.lay_out(recording, report.findings)

@@ -26,7 +26,7 @@ StageName: TypeAlias = Literal["fetch", "read", "decode", "collate", "h2d", "epi
 DOMAIN: Final = "fastload"
 
 # ARGB. A stage has the same colour in every process.
-_COLOURS: Final[dict[StageName, int]] = {
+COLOURS: Final[dict[StageName, int]] = {
     "fetch": 0xFF4E79A7,
     "read": 0xFFA0CBE8,
     "decode": 0xFF76B7B2,
@@ -81,7 +81,7 @@ class _Attributes(threading.local):
 
     def __init__(self) -> None:
         self.by_name = {
-            name: _domain.get_event_attributes(message=name, color=colour) for name, colour in _COLOURS.items()
+            name: _domain.get_event_attributes(message=name, color=colour) for name, colour in COLOURS.items()
         }
 
 

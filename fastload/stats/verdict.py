@@ -5,7 +5,7 @@ from __future__ import annotations
 import enum
 from dataclasses import dataclass
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -98,6 +98,17 @@ class Verdict:
     def of(cls, bottleneck: Bottleneck, *evidence: str, remedy: str | None = None) -> Verdict:
         """Make a verdict with the bottleneck's usual remedy unless another is given."""
         return cls(bottleneck, evidence, REMEDIES[bottleneck] if remedy is None else remedy)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Convert to a JSON object."""
+        bottleneck = None if self.bottleneck is None else self.bottleneck.value
+        return {"name": self.name, "bottleneck": bottleneck, "evidence": list(self.evidence), "remedy": self.remedy}
+
+    @classmethod
+    def from_dict(cls, said: Mapping[str, Any]) -> Verdict:
+        """Make the verdict that :meth:`to_dict` converted."""
+        bottleneck = None if said["bottleneck"] is None else Bottleneck(said["bottleneck"])
+        return cls(bottleneck, tuple(said["evidence"]), said["remedy"])
 
     @property
     def name(self) -> str:

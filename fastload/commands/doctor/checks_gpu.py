@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from fastload.commands.doctor.checks import Check, gib
-from fastload.profiling.nsys import find_nsight
+from fastload.profiling.recording.nsys import find_nsight
 
 if TYPE_CHECKING:
     import torch

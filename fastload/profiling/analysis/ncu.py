@@ -8,15 +8,15 @@ from collections import defaultdict
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final, Literal, TypeAlias
 
-from fastload.profiling.nsys import NsightError
-from fastload.profiling.roofline import SCALAR, TENSOR, classify, shares
-from fastload.profiling.trace import STEP, kernel_name
+from fastload.profiling.analysis.roofline import SCALAR, TENSOR, classify, shares
+from fastload.profiling.recording.nsys import NsightError
+from fastload.profiling.recording.trace import STEP, kernel_name
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
     from pathlib import Path
 
-    from fastload.profiling.roofline import Ceilings, Class
+    from fastload.profiling.analysis.roofline import Ceilings, Class
 
 By: TypeAlias = Literal["range", "kernel"]
 

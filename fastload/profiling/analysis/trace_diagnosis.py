@@ -14,7 +14,7 @@ from fastload.stats.verdict import (
 )
 
 if TYPE_CHECKING:
-    from fastload.profiling.findings import DecodeUse, Findings, ThreadUse
+    from fastload.profiling.analysis.findings import DecodeUse, Findings, ThreadUse
 
 _LAYOUT_SHARE: Final = 0.02
 _BLOCKED: Final = 0.5

@@ -9,15 +9,15 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from fastload._version import __version__
-from fastload.profiling.palette import readable_on
-from fastload.profiling.report import LAYOUT_REMEDY, activities, milliseconds, sentence
-from fastload.profiling.timeline import Bar, Timeline
+from fastload.profiling.pages.palette import readable_on
+from fastload.profiling.pages.report import milliseconds, sentence, tables
+from fastload.profiling.pages.timeline import Bar, Timeline
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Iterable
 
-    from fastload.profiling.findings import Findings
-    from fastload.profiling.report import ProfileReport
+    from fastload.profiling.analysis.findings import Findings
+    from fastload.profiling.pages.report import ProfileReport, Table
 
 TEMPLATE: Final = Path(__file__).with_name("page.html")
 RANGES_SHOWN: Final = 40
@@ -25,12 +25,6 @@ RANGES_SHOWN: Final = 40
 _PLACEHOLDER: Final = re.compile(r"%%([A-Z]+)%%")
 # Characters that could end a script, start a comment or break a line in it; in JSON they occur only in strings.
 _NOT_IN_SCRIPTS: Final = {ord(char): f"\\u{ord(char):04x}" for char in "<>&\u2028\u2029"}
-
-
-class _Html(str):
-    """Text that is already HTML; other text is escaped."""
-
-    __slots__ = ()
 
 
 def write(report: ProfileReport, timeline: Timeline, path: str | Path) -> None:
@@ -48,16 +42,12 @@ def render(report: ProfileReport, timeline: Timeline) -> str:
         "EVIDENCE": html.escape(sentence("; ".join(verdict.evidence))),
         "REMEDY": html.escape(sentence(verdict.remedy)),
         "TILES": "".join(_tile(*tile) for tile in _tiles(findings)),
-        "TABLES": "".join(_tables(report)),
+        "TABLES": "".join(map(_table, tables(report.findings, RANGES_SHOWN))) + _notes(report),
         "FOOT": "<br>".join(map(html.escape, _foot(report))),
         "DATA": json.dumps(_data(timeline), separators=(",", ":")).translate(_NOT_IN_SCRIPTS),
     }
     # In one pass, because a range's name may equal a placeholder.
     return _PLACEHOLDER.sub(lambda found: parts[found[1]], TEMPLATE.read_text(encoding="utf-8"))
-
-
-def _escaped(text: str) -> str:
-    return text if isinstance(text, _Html) else html.escape(text)
 
 
 def _data(timeline: Timeline) -> dict[str, Any]:
@@ -73,13 +63,7 @@ def _data(timeline: Timeline) -> dict[str, Any]:
         return [*fields, number(texts, bar.detail)] if bar.detail else fields
 
     rows = [
-        {
-            "label": row.label,
-            "tells": row.tells,
-            "depth": row.depth,
-            "kind": row.kind,
-            "bars": list(map(encode, row.bars)),
-        }
+        {"label": row.label, "tells": row.tells, "depth": row.depth, "kind": row.kind, "bars": [*map(encode, row.bars)]}
         for row in timeline.rows
     ]
     return {
@@ -133,73 +117,32 @@ def _tile(number: str, what: str, below: str) -> str:
     return "<div class=tile><b>{}</b><span>{}</span><small>{}</small></div>".format(*cells)
 
 
-def _tables(report: ProfileReport) -> Iterable[str]:
-    findings = report.findings
-    rows: list[Sequence[str]]
-    if findings.gaps:
-        rows = [
-            (
-                _Html(
-                    f"<a href='#' data-at='{round(gap.start_s * 1e9)}' data-length='{round(gap.length_s * 1e9)}'>"
-                    f"{milliseconds(gap.start_s)}</a>"
-                ),
-                milliseconds(gap.length_s),
-                f"{gap.copying_share:.0%}",
-                activities(gap.host),
-                activities(gap.loader),
-            )
-            for gap in findings.gaps
-        ]
-        yield _table("Longest stretches without a kernel", ("at", ">length", ">copying", "main thread", "loader"), rows)
-    if findings.copies:
-        rows = []
-        for copy in findings.copies:
-            bad = copy.memory == "pageable" and copy.direction == "host to device"
-            memory = _Html(f"<mark>{html.escape(copy.memory)}</mark>") if bad else copy.memory
-            size = f"{copy.size_bytes / 1e6:,.1f}", f"{copy.gb_per_s:.1f}", f"{copy.beside_kernels_share:.0%}"
-            rows.append((copy.direction, memory, f"{copy.count:,}", *size))
-        titles = ["direction", "host memory", ">count", ">MB", ">GB/s", ">beside kernels"]
-        yield _table("Copies", titles, rows)
-    if findings.layout:
-        rows = [(use.name, f"{use.count:,}", milliseconds(use.seconds), f"{use.share:.1%}") for use in findings.layout]
-        titles = ["kernel", ">launches", ">time", ">of all kernels"]
-        yield _table("Kernels that only convert layouts", titles, rows, LAYOUT_REMEDY)
-    if findings.ranges:
-        rows = []
-        for span in findings.ranges[:RANGES_SHOWN]:
-            place = f"{span.role} × {span.threads}" if span.threads > 1 else str(span.role)
-            device = milliseconds(span.device_s) if span.device_s else ""
-            times = milliseconds(span.mean_s), milliseconds(span.total_s), device
-            rows.append((span.name, place, f"{span.count:,}", *times, f"{span.kernels or ''}"))
-        titles = ["range", "on", ">count", ">host, each", ">host, all", ">device, all", ">kernels"]
-        yield _table("Ranges", titles, rows)
-    if findings.threads:
-        rows = []
-        for thread in findings.threads:
-            stages = ", ".join(f"{name} {share:.0%}" for name, share in thread.stages.items() if share >= 0.005)
-            blocked = "" if thread.blocked_share is None else f"{thread.blocked_share:.0%}"
-            rows.append((thread.role, thread.name, f"{thread.busy_share:.0%}", stages, blocked))
-        yield _table("Threads", ("thread", "name", ">busy", "in", ">fetch blocked"), rows)
-    if findings.kernels:
-        rows = [(use.name, f"{use.count:,}", milliseconds(use.seconds), f"{use.share:.1%}") for use in findings.kernels]
-        yield _table("Longest kernels", ("kernel", ">launches", ">time", ">of all kernels"), rows)
-    notes = [*findings.notes, *([f"The loader's own report: {report.other_verdict}"] if report.other_verdict else [])]
-    if notes:
-        yield "<section class=notes>" + "".join(f"<p>{html.escape(note)}</p>" for note in notes) + "</section>"
+def _table(table: Table) -> str:
+    right = [column.startswith(">") for column in table.columns]
 
-
-def _table(title: str, columns: Sequence[str], rows: Iterable[Sequence[str]], note: str = "") -> str:
-    """An HTML table; columns whose name begins with ``>`` are right-aligned."""
-    right = [column.startswith(">") for column in columns]
-
-    def line(cells: Sequence[str], tag: str) -> str:
+    def line(cells: Iterable[str], tag: str) -> str:
         pairs = zip(cells, right, strict=True)
-        return "".join(f"<{tag}{' class=r' if flush else ''}>{_escaped(cell)}</{tag}>" for cell, flush in pairs)
+        return "".join(f"<{tag}{' class=r' if flush else ''}>{cell}</{tag}>" for cell, flush in pairs)
 
-    head = line([column.lstrip(">") for column in columns], "th")
-    body = "".join(f"<tr>{line(row, 'td')}</tr>" for row in rows)
-    below = f"<p class=do>{html.escape(note)}</p>" if note else ""
+    body = ""
+    for number, (texts, style) in enumerate(table.rows):
+        first, *others = map(html.escape, texts)
+        if table.spans:
+            start, length = table.spans[number]
+            first = f"<a href='#' data-at='{start}' data-length='{length}'>{first}</a>"
+        body += f"<tr{f' class={style}' if style else ''}>{line([first, *others], 'td')}</tr>"
+    head = line((html.escape(column.lstrip(">")) for column in table.columns), "th")
+    below = f"<p class=do>{html.escape(table.note)}</p>" if table.note else ""
+    title = html.escape(f"{table.title[0].upper()}{table.title[1:]}")
     return (
-        f"<section><h2>{html.escape(title)}</h2><div class=scroll><table><thead><tr>{head}</tr></thead>"
+        f"<section><h2>{title}</h2><div class=scroll><table><thead><tr>{head}</tr></thead>"
         f"<tbody>{body}</tbody></table></div>{below}</section>"
     )
+
+
+def _notes(report: ProfileReport) -> str:
+    notes = [*report.findings.notes]
+    if report.other_verdict:
+        notes.append(f"The loader's own report: {report.other_verdict}")
+    lines = "".join(f"<p>{html.escape(note)}</p>" for note in notes)
+    return f"<section class=notes>{lines}</section>" if notes else ""

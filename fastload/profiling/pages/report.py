@@ -3,23 +3,21 @@
 from __future__ import annotations
 
 import shutil
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Any, Final
 
-from fastload.profiling import findings as numbers
-from fastload.profiling.analysis import find
-from fastload.profiling.trace import DOMAIN
-from fastload.profiling.trace_diagnosis import diagnose_trace
+from fastload.profiling.analysis.findings import find
+from fastload.profiling.analysis.trace_diagnosis import diagnose_trace
+from fastload.profiling.recording.trace import DOMAIN
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
     from rich.console import Console
-    from rich.table import Table
 
-    from fastload.profiling.findings import Activity, Findings
-    from fastload.profiling.provenance import Provenance
-    from fastload.profiling.trace import Recording
+    from fastload.profiling.analysis.findings import Activity, Findings, KernelUse
+    from fastload.profiling.recording.provenance import Provenance
+    from fastload.profiling.recording.trace import Recording
     from fastload.stats.verdict import Verdict
 
 RANGES_SHOWN: Final = 24
@@ -56,15 +54,8 @@ class ProfileReport:
 
     def to_dict(self) -> dict[str, Any]:
         """The object of ``fastload profile --json``. Times in seconds, shares from 0 to 1."""
-        bottleneck = self.verdict.bottleneck
-        verdict = {
-            "name": self.verdict.name,
-            "bottleneck": None if bottleneck is None else bottleneck.value,
-            "evidence": list(self.verdict.evidence),
-            "remedy": self.verdict.remedy,
-        }
         about = {} if self.provenance is None else {"provenance": asdict(self.provenance)}
-        return {"verdict": verdict, "loader": self.loader, **about, **numbers.to_dict(self.findings)}
+        return {"verdict": self.verdict.to_dict(), "loader": self.loader, **about, **self.findings.to_dict()}
 
 
 def make_report(
@@ -108,11 +99,13 @@ def show(report: ProfileReport, console: Console) -> None:
         console.print(title, body, sep="\n")
     for line in overview(report.findings):
         console.print(Text(line))
-    for table in _tables(report.findings):
+    shown = list(tables(report.findings))
+    for table in shown:
         console.print()
-        console.print(table)
-    if report.findings.layout:
-        console.print(Text(f"→ {LAYOUT_REMEDY}", "bold"))
+        console.print(_for_terminal(table))
+    for table in shown:
+        if table.note:
+            console.print(Text(f"→ {table.note}", "bold"))
     if report.other_verdict is not None:
         console.print()
         console.print(Text(f"the loader's own report: {report.other_verdict}"))
@@ -151,68 +144,94 @@ def milliseconds(seconds: float) -> str:
     return f"{seconds * 1e3:.2f} ms" if seconds < 0.1 else f"{seconds * 1e3:,.0f} ms"
 
 
-def activities(found: Sequence[Activity], most: int = 3) -> str:
-    """Format the longest activities."""
-    return ", ".join(f"{activity.what} {activity.share:.0%}" for activity in found[:most]) or "nothing recorded"
+@dataclass(slots=True)
+class Table:
+    """One table of the report, for a terminal or a page.
+
+    Attributes:
+        title: What it shows.
+        columns: Titles; those of right-aligned columns have a ``>`` before.
+        note: What to do about it.
+        rows: Cells of each row, and its style: ``"red"``, ``"magenta"``, ``"dim"`` or none.
+        spans: Start and length of the rows' stretches of time in ns, if they have some.
+    """
+
+    title: str
+    columns: tuple[str, ...]
+    note: str = ""
+    rows: list[tuple[tuple[str, ...], str]] = field(default_factory=list)
+    spans: list[tuple[int, int]] = field(default_factory=list)
+
+    def add(self, *cells: str, style: str = "") -> None:
+        """Add a row."""
+        self.rows.append((cells, style))
 
 
-def _tables(findings: Findings) -> Iterator[Table]:
+def tables(findings: Findings, ranges_shown: int = RANGES_SHOWN) -> Iterator[Table]:
+    """Yield the tables of what was found, with at most so many ranges."""
     if findings.gaps:
-        table = _table("longest stretches without a kernel", "at", ">length", ">copying", "main thread", "loader")
+        table = Table("longest stretches without a kernel", ("at", ">length", ">copying", "main thread", "loader"))
         for gap in findings.gaps:
             times = milliseconds(gap.start_s), milliseconds(gap.length_s), f"{gap.copying_share:.0%}"
-            table.add_row(*times, activities(gap.host), activities(gap.loader))
+            table.add(*times, _activities(gap.host), _activities(gap.loader))
+            table.spans.append((round(gap.start_s * 1e9), round(gap.length_s * 1e9)))
         yield table
     elif findings.waiting:
-        table = _table("while the training loop waited", "the loader's threads", ">share of their time")
+        table = Table("while the training loop waited", ("the loader's threads", ">share of their time"))
         for activity in findings.waiting:
-            table.add_row(activity.what, f"{activity.share:.0%}")
+            table.add(activity.what, f"{activity.share:.0%}")
         yield table
     if findings.copies:
-        table = _table("copies", "direction", "host memory", ">count", ">MB", ">GB/s", ">beside kernels")
+        table = Table("copies", ("direction", "host memory", ">count", ">MB", ">GB/s", ">beside kernels"))
         for copy in findings.copies:
             size = f"{copy.size_bytes / 1e6:,.1f}", f"{copy.gb_per_s:.1f}", f"{copy.beside_kernels_share:.0%}"
-            style = "red" if copy.memory == "pageable" and copy.direction == "host to device" else None
-            table.add_row(copy.direction, copy.memory, f"{copy.count:,}", *size, style=style)
+            bad = copy.memory == "pageable" and copy.direction == "host to device"
+            table.add(copy.direction, copy.memory, f"{copy.count:,}", *size, style="red" if bad else "")
         yield table
     if findings.layout:
-        table = _table("kernels that only convert layouts", "kernel", ">launches", ">time", ">of all kernels")
-        for use in findings.layout:
-            table.add_row(use.name, f"{use.count:,}", milliseconds(use.seconds), f"{use.share:.1%}", style="magenta")
-        yield table
+        yield _of_kernels("kernels that only convert layouts", findings.layout, "magenta", LAYOUT_REMEDY)
     if findings.ranges:
-        columns = ("range", "on", ">count", ">host, each", ">host, all", ">device, all", ">kernels")
-        table = _table("ranges", *columns)
-        for span in findings.ranges[:RANGES_SHOWN]:
-            name = span.name if span.domain == DOMAIN or not span.domain else f"{span.name} ({span.domain})"
+        table = Table("ranges", ("range", "on", ">count", ">host, each", ">host, all", ">device, all", ">kernels"))
+        for span in findings.ranges[:ranges_shown]:
+            name = span.name if span.domain in ("", DOMAIN) else f"{span.name} ({span.domain})"
             place = f"{span.role} × {span.threads}" if span.threads > 1 else str(span.role)
             device = milliseconds(span.device_s) if span.device_s else ""
             times = milliseconds(span.mean_s), milliseconds(span.total_s), device
-            table.add_row(name, place, f"{span.count:,}", *times, f"{span.kernels:,}" if span.kernels else "")
-        if (more := len(findings.ranges) - RANGES_SHOWN) > 0:
-            table.add_row(f"... and {more} more", *[""] * 6, style="dim")
+            table.add(name, place, f"{span.count:,}", *times, f"{span.kernels:,}" if span.kernels else "")
+        if (more := len(findings.ranges) - ranges_shown) > 0:
+            table.add(f"... and {more} more", *[""] * 6, style="dim")
         yield table
     if findings.threads:
-        table = _table("threads of the loop and the loader", "thread", "process", ">busy", "in", ">fetch blocked")
+        columns = ("thread", "process", ">busy", "in", ">fetch blocked")
+        table = Table("threads of the loop and the loader", columns)
         for thread in findings.threads:
             stages = ", ".join(f"{name} {share:.0%}" for name, share in thread.stages.items() if share >= 0.005)
             blocked = "" if thread.blocked_share is None else f"{thread.blocked_share:.0%}"
             name = thread.role if thread.name in ("", thread.role) else f"{thread.role}: {thread.name}"
-            table.add_row(name, str(thread.process), f"{thread.busy_share:.0%}", stages, blocked)
+            table.add(name, str(thread.process), f"{thread.busy_share:.0%}", stages, blocked)
         yield table
     if findings.kernels:
-        table = _table("longest kernels", "kernel", ">launches", ">time", ">of all kernels")
-        for use in findings.kernels:
-            table.add_row(use.name, f"{use.count:,}", milliseconds(use.seconds), f"{use.share:.1%}")
-        yield table
+        yield _of_kernels("longest kernels", findings.kernels)
 
 
-def _table(title: str, *columns: str) -> Table:
-    """A table; columns whose name begins with ``>`` are right-aligned."""
-    from rich.table import Table
+def _activities(found: Sequence[Activity]) -> str:
+    return ", ".join(f"{activity.what} {activity.share:.0%}" for activity in found[:3]) or "nothing recorded"
 
-    table = Table(title=title, title_justify="left", title_style="bold", box=None, padding=(0, 2, 0, 0))
-    for column in columns:
-        right = column.startswith(">")
-        table.add_column(column.lstrip(">"), justify="right" if right else "left", no_wrap=right, header_style="dim")
+
+def _of_kernels(title: str, uses: Sequence[KernelUse], style: str = "", note: str = "") -> Table:
+    table = Table(title, ("kernel", ">launches", ">time", ">of all kernels"), note)
+    for use in uses:
+        table.add(use.name, f"{use.count:,}", milliseconds(use.seconds), f"{use.share:.1%}", style=style)
     return table
+
+
+def _for_terminal(table: Table) -> Any:
+    from rich.table import Table as RichTable
+
+    shown = RichTable(title=table.title, title_justify="left", title_style="bold", box=None, padding=(0, 2, 0, 0))
+    for column in table.columns:
+        right = column.startswith(">")
+        shown.add_column(column.lstrip(">"), justify="right" if right else "left", no_wrap=right, header_style="dim")
+    for cells, style in table.rows:
+        shown.add_row(*cells, style=style)
+    return shown

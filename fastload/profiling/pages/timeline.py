@@ -10,30 +10,23 @@ import itertools
 import textwrap
 import zlib
 from collections import Counter, defaultdict
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, Literal, TypeAlias
+from typing import TYPE_CHECKING, Any, Final, Literal
 
-from fastload.profiling.gpu_decode import decode_kernels
-from fastload.profiling.palette import DARK, LIGHT, contrast, readable_on
-from fastload.profiling.trace import OPERATOR, STAGES, STEP, Kernel
+from fastload.nvtx.stages import COLOURS as STAGE_COLOURS
+from fastload.profiling.analysis.findings import decode_kernels
+from fastload.profiling.pages.palette import DARK, LIGHT, contrast, readable_on
+from fastload.profiling.recording.trace import OPERATOR, STAGES, STEP, Kernel
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
-    from fastload.profiling.findings import Findings
-    from fastload.profiling.trace import Copy, Range, Recording, Thread, ThreadKey
-
-Kind: TypeAlias = Literal["host", "device"]
+    from fastload.profiling.analysis.findings import Findings
+    from fastload.profiling.recording.trace import Copy, Range, Recording, Span, Thread, ThreadKey
 
 COLOURS: Final[dict[str, str]] = {
-    "fetch": "#4e79a7",
-    "read": "#a0cbe8",
-    "decode": "#76b7b2",
-    "collate": "#59a14f",
-    "h2d": "#f28e2b",
-    "epilogue": "#b07aa1",
-    "wait": "#e15759",
+    **{name: f"#{argb & 0xFFFFFF:06x}" for name, argb in STAGE_COLOURS.items()},
     "kernel": "#5c6b7a",
     "layout conversion": "#c2185b",
     "copy, pinned": "#f28e2b",
@@ -42,7 +35,7 @@ COLOURS: Final[dict[str, str]] = {
     "operator": "#8fa3b5",
     "call": "#b9b2a6",
 }
-"""Colours of the loader's stages (as in Nsight) and of work on the device."""
+"""Colours of the loader's stages, those that Nsight shows, and of work on the device."""
 
 _TITLES: Final = {"h2d": "h2d, copy from pinned memory", "call": "call of CUDA", "copy": "copy to the host"}
 _PALETTE: Final = ("#8cb369", "#c9a227", "#5b8e7d", "#bc6c4b", "#7d70ba", "#3d9fb8", "#a1887f", "#9c6644")
@@ -65,40 +58,29 @@ _CALL_SHARE: Final = 1 / 2000  # share of the window; shorter calls of the CUDA 
 
 @dataclass(frozen=True, slots=True)
 class Bar:
-    """An event in a row.
+    """An event in a row."""
 
-    Attributes:
-        start_ns: Start, relative to the window's.
-        length_ns: Its length.
-        name: Its name.
-        colour: Its colour, as ``#rrggbb``.
-        depth: 0 for the outermost.
-        detail: More text, or empty.
-    """
-
-    start_ns: int
+    start_ns: int  # relative to the window's start
     length_ns: int
     name: str
-    colour: str
-    depth: int = 0
+    colour: str  # #rrggbb
+    depth: int = 0  # of nesting
     detail: str = ""
+
+    @property
+    def end_ns(self) -> int:
+        """End, relative to the window's start."""
+        return self.start_ns + self.length_ns
 
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """One thread or stream.
-
-    Attributes:
-        label: Its name for people.
-        kind: Whether it is on the host or on a device.
-        bars: In order of their start.
-        tells: More text: ids, names.
-    """
+    """One thread or stream."""
 
     label: str
-    kind: Kind
-    bars: tuple[Bar, ...]
-    tells: str = ""
+    kind: Literal["host", "device"]
+    bars: tuple[Bar, ...]  # in order of their start
+    tells: str = ""  # ids and names
 
     @property
     def depth(self) -> int:
@@ -108,19 +90,12 @@ class Row:
 
 @dataclass(frozen=True, slots=True)
 class Timeline:
-    """All rows of a recording.
-
-    Attributes:
-        rows: From top to bottom.
-        length_ns: The window's length.
-        steps: Starts of the training steps, relative to the window's.
-        gaps: Start and length of the device's longest idle intervals.
-    """
+    """All rows of a recording, from top to bottom."""
 
     rows: tuple[Row, ...]
     length_ns: int
-    steps: tuple[int, ...]
-    gaps: tuple[tuple[int, int], ...]
+    steps: tuple[int, ...]  # starts of the training steps, relative to the window's
+    gaps: tuple[tuple[int, int], ...]  # start and length of the device's longest idle intervals
 
     @property
     def legend(self) -> list[tuple[str, str]]:
@@ -146,21 +121,17 @@ def lay_out(recording: Recording, findings: Findings) -> Timeline:
     main = recording.main
     steps: list[int] = []
     if main is not None:
-        own = by_thread.get(main, [])
+        own = by_thread[main]
         steps = [max(0, s.start_ns - recording.start_ns) for s in own if s.name == STEP]
         rows.append(Row("main thread", "host", _host_bars(recording, own), _ids(recording.threads[main])))
         if operators := [span for span in own if span.domain == OPERATOR]:
-            bars = [_bar(recording, span, "operator", 0) for span in operators]
-            rows.append(Row("torch operators", "host", tuple(thinned(bars, recording.window_ns)), "of the main thread"))
-    for role, label in (
-        ("feeder", "feeder"),
-        ("worker", "worker"),
-        ("decode", "decode thread"),
-        ("backward", "backward"),
-    ):
-        threads = [thread for thread in recording.of_role(role) if by_thread.get(thread.key)]  # type: ignore[arg-type]
+            bars = _thinned(recording, (_bar(recording, span, span.name, COLOURS["operator"]) for span in operators))
+            rows.append(Row("torch operators", "host", bars, "of the main thread"))
+    for role in ("feeder", "worker", "decode", "backward"):
+        threads = [thread for thread in recording.of_role(role) if by_thread[thread.key]]  # type: ignore[arg-type]
         for number, thread in enumerate(threads):
-            name = label if role == "backward" or len(threads) == 1 else f"{label} {number}"
+            name = "decode thread" if role == "decode" else role
+            name += "" if role == "backward" or len(threads) == 1 else f" {number}"
             rows.append(Row(name, "host", _host_bars(recording, by_thread[thread.key]), _ids(thread)))
     rows += _streams(recording)
     gaps = tuple((round(gap.start_s * 1e9), round(gap.length_s * 1e9)) for gap in findings.gaps)
@@ -177,11 +148,10 @@ def _ids(thread: Thread) -> str:
     return f"{name}process {thread.key.process}, thread {thread.key.thread}"
 
 
-def _bar(recording: Recording, span: Range, colour: str, depth: int) -> Bar:
+def _bar(recording: Recording, span: Span, name: str, colour: str, depth: int = 0, detail: str = "") -> Bar:
+    """The part of an event that lies in the window."""
     start, end = max(span.start_ns, recording.start_ns), min(span.end_ns, recording.end_ns)
-    batch = "" if span.payload is None else f"batch {span.payload}"
-    chosen = COLOURS[colour] if colour else colour_of(span.name)
-    return Bar(start - recording.start_ns, end - start, span.name, chosen, depth, batch)
+    return Bar(start - recording.start_ns, end - start, name, colour, depth, detail)
 
 
 def _host_bars(recording: Recording, ranges: Iterable[Range]) -> tuple[Bar, ...]:
@@ -202,30 +172,26 @@ def _host_bars(recording: Recording, ranges: Iterable[Range]) -> tuple[Bar, ...]
         open_until.append(span.end_ns)
         if depth < DEPTH_MAX:
             deepest = max(deepest, depth)
-            bars.append(_bar(recording, span, "", depth))
-    least = recording.window_ns * _CALL_SHARE
+            batch = "" if span.payload is None else f"batch {span.payload}"
+            bars.append(_bar(recording, span, span.name, colour_of(span.name), depth, batch))
     for call in recording.calls:
-        start, end = max(call.start_ns, recording.start_ns), min(call.end_ns, recording.end_ns)
-        if call.thread == thread and end - start >= least:
-            bars.append(Bar(start - recording.start_ns, end - start, call.name, COLOURS["call"], deepest + 1))
-    return tuple(thinned(sorted(bars, key=lambda bar: bar.start_ns), recording.window_ns))
+        if call.thread == thread:
+            bar = _bar(recording, call, call.name, COLOURS["call"], deepest + 1)
+            bars += [bar] if bar.length_ns >= recording.window_ns * _CALL_SHARE else []
+    return _thinned(recording, bars)
 
 
 def _streams(recording: Recording) -> list[Row]:
+    decodes = {id(kernel) for kernel in decode_kernels(recording)}
     work: dict[tuple[int, int], list[Kernel | Copy]] = defaultdict(list)
+    decoding: dict[tuple[int, int], list[Kernel | Copy]] = defaultdict(list)
     computing: Counter[tuple[int, int]] = Counter()
     copying: Counter[tuple[int, int]] = Counter()
-    decoding: dict[tuple[int, int], list[Kernel]] = defaultdict(list)
-    decodes = {id(kernel) for kernel in decode_kernels(recording)}
-    for kernel in recording.kernels:
-        if id(kernel) in decodes:
-            decoding[kernel.device, kernel.stream].append(kernel)
-            continue
-        work[kernel.device, kernel.stream].append(kernel)
-        computing[kernel.device, kernel.stream] += kernel.end_ns - kernel.start_ns
-    for copy in recording.copies:
-        work[copy.device, copy.stream].append(copy)
-        copying[copy.device, copy.stream] += copy.end_ns - copy.start_ns
+    for item in (*recording.kernels, *recording.copies):
+        key = item.device, item.stream
+        (decoding if id(item) in decodes else work)[key].append(item)
+        if id(item) not in decodes:
+            (computing if isinstance(item, Kernel) else copying)[key] += item.length_ns
     main = {device: max((k for k in computing if k[0] == device), key=computing.__getitem__) for device, _ in computing}
     many = len({device for device, _ in [*work, *decoding]}) > 1
     rows = []
@@ -247,24 +213,23 @@ def _streams(recording: Recording) -> list[Row]:
 
 
 def _device_bars(recording: Recording, items: Iterable[Kernel | Copy], colour: str | None = None) -> tuple[Bar, ...]:
-    bars = [bar for item in items if (bar := _device_bar(recording, item, colour)) is not None]
-    return tuple(thinned(sorted(bars, key=lambda bar: bar.start_ns), recording.window_ns))
+    bars = (_device_bar(recording, item, colour) for item in items)
+    return _thinned(recording, [bar for bar in bars if bar.length_ns > 0])
 
 
-def _device_bar(recording: Recording, item: Kernel | Copy, colour: str | None = None) -> Bar | None:
-    start, end = max(item.start_ns, recording.start_ns), min(item.end_ns, recording.end_ns)
-    if end <= start:
-        return None
-    at = start - recording.start_ns
+def _device_bar(recording: Recording, item: Kernel | Copy, colour: str | None) -> Bar:
     if isinstance(item, Kernel):
         colour = colour or ("layout conversion" if item.converts_layout else "kernel")
-        return Bar(at, end - start, item.name, COLOURS[colour])
-    speed = item.size_bytes / max(1, item.end_ns - item.start_ns)
+        return _bar(recording, item, item.name, COLOURS[colour])
     colour = "copy"
     if item.direction == "host to device":
         colour = "copy, pageable" if item.memory == "pageable" else "copy, pinned"
-    detail = f"{item.size_bytes / 1e6:.2f} MB, {item.memory}, {speed:.1f} GB/s"
-    return Bar(at, end - start, f"copy {item.direction}", COLOURS[colour], 0, detail)
+    detail = f"{item.size_bytes / 1e6:.2f} MB, {item.memory}, {item.size_bytes / max(1, item.length_ns):.1f} GB/s"
+    return _bar(recording, item, f"copy {item.direction}", COLOURS[colour], 0, detail)
+
+
+def _thinned(recording: Recording, bars: Iterable[Bar]) -> tuple[Bar, ...]:
+    return tuple(thinned(sorted(bars, key=lambda bar: bar.start_ns), recording.window_ns))
 
 
 def thinned(bars: Sequence[Bar], window_ns: int, most: int = BARS_MAX) -> Sequence[Bar]:
@@ -278,18 +243,12 @@ def thinned(bars: Sequence[Bar], window_ns: int, most: int = BARS_MAX) -> Sequen
 
 def _joined(bars: Sequence[Bar], apart_ns: int) -> list[Bar]:
     joined: list[Bar] = []
-    last: dict[int, int] = {}
+    last: dict[int, int] = {}  # the number of the last bar by depth
     for bar in bars:
-        at = last.get(bar.depth)
-        before = joined[at] if at is not None else None
-        if (
-            at is not None
-            and before is not None
-            and before.colour == bar.colour
-            and 0 <= bar.start_ns - (before.start_ns + before.length_ns) <= apart_ns
-        ):
-            length_ns = bar.start_ns + bar.length_ns - before.start_ns
-            joined[at] = Bar(before.start_ns, length_ns, before.name, bar.colour, bar.depth, "and others after it")
+        before = joined[last[bar.depth]] if bar.depth in last else None
+        if before and before.colour == bar.colour and 0 <= bar.start_ns - before.end_ns <= apart_ns:
+            more = {"length_ns": bar.end_ns - before.start_ns, "detail": "and others after it"}
+            joined[last[bar.depth]] = replace(before, **more)
         else:
             last[bar.depth] = len(joined)
             joined.append(bar)
@@ -396,7 +355,7 @@ def _draw_many(axes: Any, rows: Sequence[Row], window_ns: int, low: float, heigh
         for bar in row.bars:
             if bar.depth == 0:
                 changes[bar.colour][bar.start_ns] += 1
-                changes[bar.colour][bar.start_ns + bar.length_ns] -= 1
+                changes[bar.colour][bar.end_ns] -= 1
     times = sorted({0, window_ns, *(at for one in changes.values() for at in one)})
     below = [0] * len(times)
     for colour, one in changes.items():

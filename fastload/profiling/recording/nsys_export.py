@@ -6,17 +6,16 @@ are packed into one number: from the low end 24 bits of thread id and 24 of proc
 
 from __future__ import annotations
 
+import re
 import sqlite3
-from collections import Counter
 from contextlib import closing
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Final
 
-from fastload.profiling.intervals import length, part, union
-from fastload.profiling.nsys import NsightError
-from fastload.profiling.trace import (
+from fastload.profiling.recording.intervals import length, part, union
+from fastload.profiling.recording.nsys import NsightError
+from fastload.profiling.recording.trace import (
     DOMAIN,
-    LOADING,
     STEP,
     Call,
     Copy,
@@ -25,9 +24,13 @@ from fastload.profiling.trace import (
     Memory,
     Range,
     Recording,
+    Span,
     ThreadKey,
     assign_roles,
+    extent,
     kernel_name,
+    most_common,
+    training_thread,
 )
 
 if TYPE_CHECKING:
@@ -41,6 +44,8 @@ _DOMAIN_CREATE: Final = 75
 _DIRECTIONS: Final[dict[int, Direction]] = {1: "host to device", 2: "device to host", 8: "device to device"}
 _MEMORIES: Final[dict[int, Memory]] = {0: "pageable", 1: "pinned", 2: "device", 3: "device", 4: "managed"}
 
+_ON_DEVICE: Final = ("start", "end", "deviceId", "streamId", "correlationId", "globalPid")
+_VERSION: Final = re.compile(r"_v\d+$")  # in names of CUDA's functions
 _ID_BITS: Final = 24
 _ID_MASK: Final = (1 << _ID_BITS) - 1
 
@@ -72,56 +77,46 @@ class _NsysReader:
             self._tables[table] = {row["name"] for row in connection.execute(f'PRAGMA table_info("{table}")')}
         self._strings: dict[int, str] = {row["id"]: row["value"] for row in self._rows("StringIds", ("id", "value"))}
 
-    def _rows(self, table: str, wanted: Sequence[str], where: str = "") -> Iterator[dict[str, Any]]:
+    def _rows(self, table: str, wanted: Sequence[str], where: str = "") -> Iterator[Any]:
         """Yield a table's rows, with None for missing columns; nothing if it does not exist."""
         present = self._tables.get(table)
         if present is None:
             return
         columns = ", ".join(name if name in present else f"NULL AS {name}" for name in wanted)
-        for row in self._connection.execute(f'SELECT {columns} FROM "{table}" {where}'):
-            yield dict(row)
+        yield from self._connection.execute(f'SELECT {columns} FROM "{table}" {where}')
 
     def _string(self, number: int | None, default: str = "") -> str:
         return default if number is None else self._strings.get(number, default)
 
     def recording(self) -> Recording:
-        calls = self._calls()
-        ranges = self._ranges()
-        os_calls = self._os_calls()
-        kernels = self._kernels()
-        copies = self._copies()
-        main = self._main(calls, ranges)
-        start, end = _window(main, ranges, calls, kernels, copies)
-        active = {span.thread for span in ranges} | {call.thread for call in (*calls, *os_calls)}
+        calls, ranges, os_calls = self._calls("CUPTI_ACTIVITY_KIND_RUNTIME"), self._ranges(), self._calls("OSRT_API")
+        kernels, copies = self._kernels(), self._copies()
+        main = training_thread(ranges) or _launching_thread(calls)
+        steps: list[Span] = [span for span in ranges if span.thread == main and span.name == STEP]
+        of_main = [event for event in (*ranges, *calls) if main in (None, event.thread)]
+        start, end = extent(steps or [*of_main, *kernels, *copies])
+        active = {event.thread for event in (*ranges, *calls, *os_calls)}
         processes = {thread.process for thread in active}
         # Nsight lists every thread of the system.
         names = {thread: name for thread, name in self._thread_names().items() if thread.process in processes}
-        names |= dict.fromkeys(active - names.keys(), "")
-        readers = {span.thread for span in ranges if span.domain == DOMAIN and span.name in LOADING}
-        notes = []
-        if not os_calls:
-            notes.append(
-                "calls of the operating system were not recorded: reads and sleeps are not told from computing"
-            )
+        note = "calls of the operating system were not recorded: reads and sleeps are not told from computing"
         return Recording(
             source="nsys",
             start_ns=start,
             end_ns=end,
-            threads=assign_roles(names, main, readers),
+            threads=assign_roles(dict.fromkeys(active, "") | names, main, ranges),
             ranges=tuple(_blocked(ranges, os_calls)),
             calls=calls,
             os_calls=os_calls,
             kernels=kernels,
             copies=copies,
             devices={row["id"]: row["name"] or "GPU" for row in self._rows("TARGET_INFO_GPU", ("id", "name"))},
-            notes=tuple(notes),
+            notes=() if os_calls else (note,),
         )
 
     def _thread_names(self) -> dict[ThreadKey, str]:
-        names: dict[ThreadKey, str] = {}
-        for row in self._rows("ThreadNames", ("nameId", "priority", "globalTid"), "ORDER BY 2"):
-            names[thread_of(row["globalTid"])] = self._string(row["nameId"])
-        return names
+        rows = self._rows("ThreadNames", ("nameId", "priority", "globalTid"), "ORDER BY 2")
+        return {thread_of(row["globalTid"]): self._string(row["nameId"]) for row in rows}
 
     def _ranges(self) -> tuple[Range, ...]:
         wanted = ("start", "end", "eventType", "text", "textId", "globalTid", "domainId")
@@ -153,85 +148,51 @@ class _NsysReader:
             )
         return tuple(found)
 
-    def _calls(self) -> tuple[Call, ...]:
+    def _calls(self, table: str) -> tuple[Call, ...]:
         wanted = ("start", "end", "globalTid", "correlationId", "nameId")
         return tuple(
             Call(
                 row["start"],
                 row["end"],
-                self._string(row["nameId"]).partition("_v")[0],
+                _VERSION.sub("", self._string(row["nameId"])),
                 thread_of(row["globalTid"]),
                 row["correlationId"],
             )
-            for row in self._rows("CUPTI_ACTIVITY_KIND_RUNTIME", wanted, "ORDER BY start")
-        )
-
-    def _os_calls(self) -> tuple[Call, ...]:
-        wanted = ("start", "end", "globalTid", "nameId")
-        return tuple(
-            Call(row["start"], row["end"], self._string(row["nameId"]), thread_of(row["globalTid"]))
-            for row in self._rows("OSRT_API", wanted, "ORDER BY start")
+            for row in self._rows(table, wanted, "ORDER BY start")
             if row["end"] is not None
         )
 
     def _kernels(self) -> tuple[Kernel, ...]:
-        wanted = ("start", "end", "deviceId", "streamId", "correlationId", "globalPid", "shortName", "demangledName")
-        return tuple(
-            Kernel(
-                row["start"],
-                row["end"],
-                kernel_name(self._string(row["demangledName"]), self._string(row["shortName"])),
-                row["deviceId"],
-                row["streamId"],
-                thread_of(row["globalPid"] or 0).process,
-                row["correlationId"],
-            )
-            for row in self._rows("CUPTI_ACTIVITY_KIND_KERNEL", wanted, "ORDER BY start")
-        )
+        wanted = (*_ON_DEVICE, "shortName", "demangledName")
+        found = []
+        for row in self._rows("CUPTI_ACTIVITY_KIND_KERNEL", wanted, "ORDER BY start"):
+            name = kernel_name(self._string(row["demangledName"]), self._string(row["shortName"]))
+            found.append(Kernel(row["start"], row["end"], name, *_place(row)))
+        return tuple(found)
 
     def _copies(self) -> tuple[Copy, ...]:
-        wanted = ("start", "end", "deviceId", "streamId", "correlationId", "globalPid", "bytes", "copyKind")
+        wanted = (*_ON_DEVICE, "bytes", "copyKind", "srcKind", "dstKind")
         found = []
-        for row in self._rows("CUPTI_ACTIVITY_KIND_MEMCPY", (*wanted, "srcKind", "dstKind"), "ORDER BY start"):
+        for row in self._rows("CUPTI_ACTIVITY_KIND_MEMCPY", wanted, "ORDER BY start"):
             direction = _DIRECTIONS.get(row["copyKind"], "other")
             host = row["srcKind"] if direction == "host to device" else row["dstKind"]
             memory: Memory = "device" if direction == "device to device" else _MEMORIES.get(host, "unknown")
-            process = thread_of(row["globalPid"] or 0).process
-            times = row["start"], row["end"]
-            place = row["deviceId"], row["streamId"], process, row["correlationId"]
-            found.append(Copy(*times, direction, memory, row["bytes"], *place))
+            found.append(Copy(row["start"], row["end"], direction, memory, row["bytes"], *_place(row)))
         return tuple(found)
 
-    def _main(self, calls: Sequence[Call], ranges: Sequence[Range]) -> ThreadKey | None:
-        """The training thread: has the steps, else waits for batches, else launches most kernels."""
-        for name in (STEP, "wait"):
-            counts = Counter(span.thread for span in ranges if span.name == name)
-            if counts:
-                return counts.most_common(1)[0][0]
-        launches = Counter(call.thread for call in calls if "Launch" in call.name)
-        # Backward runs on an autograd thread, but the loop on the thread whose id is the process's.
-        by_process = Counter({key: count for key, count in launches.items() if key.process == key.thread})
-        counts = by_process or launches
-        return counts.most_common(1)[0][0] if counts else None
+
+def _place(row: Any) -> tuple[int, int, int, int | None]:
+    """Return device, stream, process and correlation of a kernel or a copy."""
+    return row["deviceId"], row["streamId"], thread_of(row["globalPid"] or 0).process, row["correlationId"]
 
 
-def _window(
-    main: ThreadKey | None,
-    ranges: Sequence[Range],
-    calls: Sequence[Call],
-    kernels: Sequence[Kernel],
-    copies: Sequence[Copy],
-) -> tuple[int, int]:
-    """The extent of the steps, or else of all main-thread and device events."""
-    steps = [span for span in ranges if span.thread == main and span.name == STEP]
-    spans: list[Any] = list(steps)
-    if not spans:
-        spans += [span for span in ranges if main is None or span.thread == main]
-        spans += [call for call in calls if main is None or call.thread == main]
-        spans += [*kernels, *copies]
-    if not spans:
-        return 0, 0
-    return min(span.start_ns for span in spans), max(span.end_ns for span in spans)
+def _launching_thread(calls: Sequence[Call]) -> ThreadKey | None:
+    """Return the thread that launches most kernels.
+
+    Backward runs on an autograd thread, but the loop on the thread whose id is the process's.
+    """
+    launching = [call.thread for call in calls if "Launch" in call.name]
+    return most_common(key for key in launching if key.process == key.thread) or most_common(launching)
 
 
 def _blocked(ranges: Sequence[Range], os_calls: Sequence[Call]) -> Iterator[Range]:
@@ -241,11 +202,11 @@ def _blocked(ranges: Sequence[Range], os_calls: Sequence[Call]) -> Iterator[Rang
         return
     by_thread: dict[ThreadKey, list[tuple[int, int]]] = {}
     for call in os_calls:
-        by_thread.setdefault(call.thread, []).append((call.start_ns, call.end_ns))
+        by_thread.setdefault(call.thread, []).append(call.interval)
     unions = {thread: union(intervals) for thread, intervals in by_thread.items()}
     for span in ranges:
         if span.domain == DOMAIN and span.name in ("fetch", "read"):
-            blocked = part(unions.get(span.thread, []), (span.start_ns, span.end_ns))
+            blocked = part(unions.get(span.thread, []), span.interval)
             yield replace(span, blocked_ns=length(blocked))
         else:
             yield span

@@ -8,13 +8,12 @@ from __future__ import annotations
 import gzip
 import json
 import re
-from collections import Counter
+from collections import Counter, defaultdict
 from typing import TYPE_CHECKING, Any, Final
 
-from fastload.profiling.nsys import nothing_recorded
-from fastload.profiling.trace import (
+from fastload.profiling.recording.nsys import nothing_recorded
+from fastload.profiling.recording.trace import (
     DOMAIN,
-    LOADING,
     OPERATOR,
     STEP,
     Call,
@@ -24,13 +23,17 @@ from fastload.profiling.trace import (
     Memory,
     Range,
     Recording,
+    Span,
     ThreadKey,
     assign_roles,
+    extent,
     kernel_name,
+    most_common,
+    training_thread,
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Iterable
     from pathlib import Path
 
 TRACES: Final = ("profile*.json", "profile*.json.gz", "trace*.json", "trace*.json.gz")
@@ -41,6 +44,7 @@ _DIRECTIONS: Final[dict[str, Direction]] = {
     "DtoD": "device to device",
 }
 _MEMORIES: Final[dict[str, Memory]] = {"Pageable": "pageable", "Pinned": "pinned", "Managed": "managed"}
+_HOST: Final = ("cpu_op", "user_annotation", "cuda_runtime", "cuda_driver")  # categories of events on the host
 _COPY: Final = re.compile(r"Memcpy (\w+) \((\w+) -> (\w+)\)")
 _STEP: Final = re.compile(r"ProfilerStep#(\d+)")
 _OPERATOR: Final = re.compile(r"::|Backward\d*$|^detach$")  # other names are ranges that code opened
@@ -81,8 +85,7 @@ def _load(path: Path) -> dict[str, Any] | None:
 
 
 def _process_of(trace: dict[str, Any]) -> int:
-    host = ("cpu_op", "user_annotation", "cuda_runtime", "cuda_driver")
-    counts = Counter(event["pid"] for event in trace["traceEvents"] if event.get("cat") in host)
+    counts = Counter(event["pid"] for event in trace["traceEvents"] if event.get("cat") in _HOST)
     return int(counts.most_common(1)[0][0]) if counts else 0
 
 
@@ -92,7 +95,7 @@ class _TorchReader:
         self._process = _process_of(trace)
         self._names: dict[ThreadKey, str] = {}
         self._ranges: list[Range] = []
-        self._operators: dict[ThreadKey, list[tuple[int, int, str]]] = {}
+        self._operators: dict[ThreadKey, list[Range]] = defaultdict(list)
         self._calls: list[Call] = []
         self._kernels: list[Kernel] = []
         self._copies: list[Copy] = []
@@ -113,44 +116,26 @@ class _TorchReader:
             self._names[ThreadKey(self._process, event["tid"])] = found[1] if found else ""
 
     def _add(self, event: dict[str, Any]) -> None:
-        category = event.get("cat")
+        category, name, details = str(event.get("cat")), str(event["name"]), event.get("args") or {}
         start = self._base_ns + round(event["ts"] * 1e3)
         end = start + round(event.get("dur", 0) * 1e3)
-        name = str(event["name"])
-        details = event.get("args") or {}
+        place = int(details.get("device", 0)), int(details.get("stream", 0)), self._process, details.get("correlation")
         if category == "Trace":
             self._window = start, end
         elif category == "kernel":
-            place = int(details.get("device", 0)), int(details.get("stream", 0)), self._process
-            self._kernels.append(Kernel(start, end, kernel_name(name), *place, details.get("correlation")))
+            self._kernels.append(Kernel(start, end, kernel_name(name), *place))
         elif category == "gpu_memcpy":
-            self._add_copy(start, end, name, details)
-        elif category in ("user_annotation", "cpu_op", "cuda_runtime", "cuda_driver"):
-            self._add_host(str(category), start, end, name, event, details)
-
-    def _add_host(
-        self, category: str, start: int, end: int, name: str, event: dict[str, Any], details: dict[str, Any]
-    ) -> None:
-        thread = ThreadKey(int(event["pid"]), int(event["tid"]))
-        if category == "cpu_op" and _OPERATOR.search(name):
-            self._operators.setdefault(thread, []).append((start, end, name))
-        elif category.startswith("cuda"):
-            self._calls.append(Call(start, end, name, thread, details.get("correlation")))
-        elif step := _STEP.fullmatch(name):
-            self._ranges.append(Range(start, end, STEP, thread, DOMAIN, int(step[1])))
-        else:
-            self._ranges.append(Range(start, end, name, thread, "torch"))
-
-    def _add_copy(self, start: int, end: int, name: str, details: dict[str, Any]) -> None:
-        direction: Direction = "other"
-        memory: Memory = "unknown"
-        if found := _COPY.match(name):
-            direction = _DIRECTIONS.get(found[1], "other")
-            host = found[2] if direction == "host to device" else found[3]
-            memory = "device" if direction == "device to device" else _MEMORIES.get(host, "unknown")
-        place = int(details.get("device", 0)), int(details.get("stream", 0)), self._process
-        size_bytes = int(details.get("bytes", 0))
-        self._copies.append(Copy(start, end, direction, memory, size_bytes, *place, details.get("correlation")))
+            self._copies.append(Copy(start, end, *_way(name), int(details.get("bytes", 0)), *place))
+        elif category in _HOST:
+            thread = ThreadKey(int(event["pid"]), int(event["tid"]))
+            if category == "cpu_op" and _OPERATOR.search(name):
+                self._operators[thread].append(Range(start, end, name, thread, OPERATOR))
+            elif category.startswith("cuda"):
+                self._calls.append(Call(start, end, name, thread, details.get("correlation")))
+            elif step := _STEP.fullmatch(name):
+                self._ranges.append(Range(start, end, STEP, thread, DOMAIN, int(step[1])))
+            else:
+                self._ranges.append(Range(start, end, name, thread, "torch"))
 
     def add_ranges(self, path: Path) -> None:
         """Add the range file of one process (see ``fastload.nvtx.file_sink``)."""
@@ -167,19 +152,22 @@ class _TorchReader:
                 self._ranges.append(Range(start, end, name, ThreadKey(process, thread), domain, *rest))
 
     def recording(self, others: int) -> Recording:
-        main = self._main()
-        window = self._find_window(main)
+        main = training_thread(self._ranges, self._process) or most_common(
+            thread for thread, operators in self._operators.items() for _ in operators
+        )
+        steps: list[Span] = [span for span in self._ranges if span.thread == main and span.name == STEP]
+        window = extent(steps) if steps else self._window or extent([*self._kernels, *self._calls, *self._ranges])
         # The loader's own ranges reach both the files and the trace.
         twice = {span.name for span in self._ranges if span.domain == DOMAIN}
         ranges = [span for span in self._ranges if span.domain == DOMAIN or span.name not in twice]
         ranges += self._outermost_operators()
         kept = [span for span in ranges if span.end_ns > window[0] and span.start_ns < window[1]]
-        for thread in {span.thread for span in kept} | {call.thread for call in self._calls}:
-            self._names.setdefault(thread, "")
-        threads = set(self._names) - {thread for thread in self._names if thread.process != self._process}
-        threads |= {span.thread for span in kept}
-        names = {thread: self._names[thread] for thread in threads}
-        readers = {span.thread for span in kept if span.domain == DOMAIN and span.name in LOADING}
+        active = {span.thread for span in kept}
+        # Other processes' threads count if they have a range in the window.
+        names = dict.fromkeys((call.thread for call in self._calls), "")
+        names |= {thread: name for thread, name in self._names.items() if thread.process == self._process}
+        names |= {thread: self._names.get(thread, "") for thread in active}
+        used = {work.device for work in (*self._kernels, *self._copies)}
         notes = []
         if others:
             notes.append(f"{others} more processes were traced; this is the one with the lowest id")
@@ -192,44 +180,33 @@ class _TorchReader:
             source="torch.profiler",
             start_ns=window[0],
             end_ns=window[1],
-            threads=assign_roles(names, main, readers),
+            threads=assign_roles(names, main, kept),
             ranges=tuple(sorted(kept, key=lambda span: (span.start_ns, -span.end_ns))),
-            calls=tuple(sorted(self._calls, key=lambda call: call.start_ns)),
-            kernels=tuple(sorted(self._kernels, key=lambda kernel: kernel.start_ns)),
-            copies=tuple(sorted(self._copies, key=lambda copy: copy.start_ns)),
-            devices={device: self._devices.get(device, "GPU") for device in self._used_devices()},
+            calls=tuple(sorted(self._calls, key=_start)),
+            kernels=tuple(sorted(self._kernels, key=_start)),
+            copies=tuple(sorted(self._copies, key=_start)),
+            devices={device: self._devices.get(device, "GPU") for device in sorted(used)},
             notes=tuple(notes),
         )
 
-    def _used_devices(self) -> list[int]:
-        return sorted({kernel.device for kernel in self._kernels} | {copy.device for copy in self._copies})
-
-    def _main(self) -> ThreadKey | None:
-        for name in (STEP, "wait"):
-            marks = [span.thread for span in self._ranges if span.name == name]
-            counts = Counter(thread for thread in marks if thread.process == self._process)
-            if counts:
-                return counts.most_common(1)[0][0]
-        counts = Counter({thread: len(operators) for thread, operators in self._operators.items()})
-        return counts.most_common(1)[0][0] if counts else None
-
-    def _find_window(self, main: ThreadKey | None) -> tuple[int, int]:
-        steps = [span for span in self._ranges if span.thread == main and span.name == STEP]
-        if steps:
-            return min(span.start_ns for span in steps), max(span.end_ns for span in steps)
-        return self._window or _extent([*self._kernels, *self._calls, *self._ranges])
-
     def _outermost_operators(self) -> Iterable[Range]:
         """Torch's outermost operators, which users recognize from their code."""
-        for thread, operators in self._operators.items():
+        for operators in self._operators.values():
             reached = 0
-            for start, end, name in sorted(operators, key=lambda operator: (operator[0], -operator[1])):
-                if start >= reached:
-                    reached = end
-                    yield Range(start, end, name, thread, OPERATOR)
+            for operator in sorted(operators, key=lambda operator: (operator.start_ns, -operator.end_ns)):
+                if operator.start_ns >= reached:
+                    reached = operator.end_ns
+                    yield operator
 
 
-def _extent(events: Sequence[Any]) -> tuple[int, int]:
-    if not events:
-        return 0, 0
-    return min(event.start_ns for event in events), max(event.end_ns for event in events)
+def _way(name: str) -> tuple[Direction, Memory]:
+    """Return a copy's direction and kind of host memory, by its name."""
+    if (found := _COPY.match(name)) is None:
+        return "other", "unknown"
+    direction = _DIRECTIONS.get(found[1], "other")
+    host = found[2] if direction == "host to device" else found[3]
+    return direction, "device" if direction == "device to device" else _MEMORIES.get(host, "unknown")
+
+
+def _start(event: Span) -> int:
+    return event.start_ns

@@ -6,11 +6,14 @@ All times are nanoseconds on one clock, the recording's own.
 from __future__ import annotations
 
 import re
+from collections import Counter
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Final, Literal, NamedTuple, TypeAlias
+from typing import TYPE_CHECKING, Final, Literal, NamedTuple, TypeAlias, get_args
+
+from fastload.nvtx.stages import DOMAIN, StageName
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Sequence
 
 Role: TypeAlias = Literal["main", "feeder", "worker", "decode", "backward", "other"]
 """A thread's job: training loop, copying batches, reading samples, native decoding, autograd."""
@@ -19,13 +22,12 @@ Memory: TypeAlias = Literal["pageable", "pinned", "device", "managed", "unknown"
 
 Direction: TypeAlias = Literal["host to device", "device to host", "device to device", "other"]
 
-STAGES: Final = ("fetch", "read", "decode", "collate", "h2d", "epilogue", "wait")
+STAGES: Final[tuple[str, ...]] = get_args(StageName)
 """The loader's own ranges, in the domain ``fastload``."""
 
 LOADING: Final = ("fetch", "collate", "h2d")
 """Stages of the loader's threads and processes other than decode threads."""
 
-DOMAIN: Final = "fastload"
 OPERATOR: Final = "operator"
 """The domain of torch's operators, which are not NVTX ranges but show the host's work."""
 
@@ -48,12 +50,7 @@ _FUNCTOR: Final = re.compile(r"(\w*(?:[Ff]unctor|_kernel_cuda|_kernel_impl|Ops|_
 
 
 class ThreadKey(NamedTuple):
-    """Identifies a thread.
-
-    Attributes:
-        process: Its process's id.
-        thread: The operating system's id for it.
-    """
+    """Identifies a thread by the operating system's ids of its process and itself."""
 
     process: int
     thread: int
@@ -61,81 +58,56 @@ class ThreadKey(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Thread:
-    """One thread of the recorded program.
-
-    Attributes:
-        key: Its ids.
-        name: Set by the operating system or the program; may be empty.
-        role: Its job.
-    """
+    """One thread of the recorded program."""
 
     key: ThreadKey
-    name: str
+    name: str  # set by the operating system or the program; may be empty
     role: Role
 
 
 @dataclass(frozen=True, slots=True)
-class Range:
-    """A named interval on a thread.
-
-    Attributes:
-        start_ns: When it began.
-        end_ns: When it ended.
-        name: Constant over batches.
-        thread: Its thread.
-        domain: :data:`DOMAIN` for the loader's own and those of ``annotate``, ``"torch"`` for torch.profiler's,
-            :data:`OPERATOR`, else the user's.
-        payload: The batch number, if it has one.
-        blocked_ns: Time in it in which the thread was not ready to run: it waited for storage or slept. None if not
-            recorded.
-        queued_ns: Time in it in which the thread waited for a core; None if not recorded.
-    """
+class Span:
+    """An interval of time."""
 
     start_ns: int
     end_ns: int
-    name: str
-    thread: ThreadKey
-    domain: str = ""
-    payload: int | None = None
-    blocked_ns: int | None = None
-    queued_ns: int | None = None
+
+    @property
+    def interval(self) -> tuple[int, int]:
+        """Start and end."""
+        return self.start_ns, self.end_ns
+
+    @property
+    def length_ns(self) -> int:
+        """Time from start to end."""
+        return self.end_ns - self.start_ns
 
 
 @dataclass(frozen=True, slots=True)
-class Call:
-    """A call of the CUDA API or of the operating system.
+class Range(Span):
+    """A named interval on a thread."""
 
-    Attributes:
-        start_ns: When it began.
-        end_ns: When it returned.
-        name: The function.
-        thread: The caller.
-        correlation: Shared with the kernel or copy that it started; None for calls of the operating system.
-    """
-
-    start_ns: int
-    end_ns: int
-    name: str
+    name: str  # constant over batches
     thread: ThreadKey
-    correlation: int | None = None
+    domain: str = ""  # DOMAIN: the loader's own and annotate's; "torch": torch.profiler's; OPERATOR; else the user's
+    payload: int | None = None  # the batch number
+    blocked_ns: int | None = None  # time in which the thread slept or waited for storage; None if not recorded
+    queued_ns: int | None = None  # time in which it waited for a core; None if not recorded
 
 
 @dataclass(frozen=True, slots=True)
-class Kernel:
-    """A kernel that ran.
+class Call(Span):
+    """A call of the CUDA API or of the operating system."""
 
-    Attributes:
-        start_ns: When it began on the device.
-        end_ns: When it ended.
-        name: The function, without template arguments if the recording omits them.
-        device: Index of the device.
-        stream: The stream's id.
-        process: The process that launched it.
-        correlation: That of the launch.
-    """
+    name: str
+    thread: ThreadKey
+    correlation: int | None = None  # shared with the kernel or copy that it started
 
-    start_ns: int
-    end_ns: int
+
+@dataclass(frozen=True, slots=True)
+class Kernel(Span):
+    """A kernel that ran on a device, and the process that launched it."""
+
     name: str
     device: int
     stream: int
@@ -149,25 +121,11 @@ class Kernel:
 
 
 @dataclass(frozen=True, slots=True)
-class Copy:
-    """A copy of memory by the device.
+class Copy(Span):
+    """A copy of memory by a device, and the process that requested it."""
 
-    Attributes:
-        start_ns: When it began on the device.
-        end_ns: When it ended.
-        direction: From where to where.
-        memory: The kind of host memory; ``"device"`` between devices.
-        size_bytes: Bytes copied.
-        device: Index of the device.
-        stream: The stream's id.
-        process: The process that requested it.
-        correlation: That of the call.
-    """
-
-    start_ns: int
-    end_ns: int
     direction: Direction
-    memory: Memory
+    memory: Memory  # kind of host memory; "device" between devices
     size_bytes: int
     device: int
     stream: int
@@ -177,33 +135,19 @@ class Copy:
 
 @dataclass(frozen=True, slots=True)
 class Recording:
-    """All events of one capture window.
+    """All events of one capture window, each kind in order of its start."""
 
-    Attributes:
-        source: ``"nsys"`` or ``"torch.profiler"``.
-        start_ns: The window's start.
-        end_ns: Its end.
-        threads: By key.
-        ranges: In order of their start.
-        calls: Calls of the CUDA API.
-        os_calls: Calls of the operating system that may block.
-        kernels: In order of their start.
-        copies: In order of their start.
-        devices: Names of the devices, by index.
-        notes: What the recording lacks, for the report.
-    """
-
-    source: str
+    source: str  # "nsys" or "torch.profiler"
     start_ns: int
     end_ns: int
     threads: dict[ThreadKey, Thread]
     ranges: tuple[Range, ...] = ()
-    calls: tuple[Call, ...] = ()
-    os_calls: tuple[Call, ...] = ()
+    calls: tuple[Call, ...] = ()  # of the CUDA API
+    os_calls: tuple[Call, ...] = ()  # of the operating system, if they may block
     kernels: tuple[Kernel, ...] = ()
     copies: tuple[Copy, ...] = ()
-    devices: dict[int, str] = field(default_factory=dict)
-    notes: tuple[str, ...] = ()
+    devices: dict[int, str] = field(default_factory=dict)  # names by index
+    notes: tuple[str, ...] = ()  # what the recording lacks
 
     @property
     def window(self) -> tuple[int, int]:
@@ -226,17 +170,39 @@ class Recording:
         return sorted(found, key=lambda thread: (thread.role, thread.key))
 
 
+def training_thread(ranges: Iterable[Range], process: int | None = None) -> ThreadKey | None:
+    """Return the thread with the steps, or else with the waits for batches.
+
+    Args:
+        ranges: All ranges.
+        process: The only process to look at, if given.
+    """
+    marks = [span for span in ranges if span.name in (STEP, "wait") and process in (None, span.thread.process)]
+    steps = [span.thread for span in marks if span.name == STEP]
+    return most_common(steps or [span.thread for span in marks])
+
+
+def most_common(threads: Iterable[ThreadKey]) -> ThreadKey | None:
+    """Return the thread that is mentioned most often, or ``None`` without any."""
+    return next((thread for thread, _ in Counter(threads).most_common(1)), None)
+
+
+def extent(spans: Sequence[Span]) -> tuple[int, int]:
+    """Return the first start and the last end; zeros without any span."""
+    return min((span.start_ns for span in spans), default=0), max((span.end_ns for span in spans), default=0)
+
+
 def assign_roles(
-    names: dict[ThreadKey, str], main: ThreadKey | None, readers: Iterable[ThreadKey]
+    names: dict[ThreadKey, str], main: ThreadKey | None, ranges: Iterable[Range]
 ) -> dict[ThreadKey, Thread]:
-    """Assign a role to each thread.
+    """Assign a role to each thread, by its process, its name and its ranges.
 
     Args:
         names: Every recorded thread.
         main: The thread that runs the training loop.
-        readers: Threads with a range of :data:`LOADING`.
+        ranges: All ranges.
     """
-    reading = set(readers)
+    reading = {span.thread for span in ranges if span.domain == DOMAIN and span.name in LOADING}
     threads: dict[ThreadKey, Thread] = {}
     for key, name in names.items():
         role: Role = "other"
@@ -246,9 +212,8 @@ def assign_roles(
             leads = key.process == key.thread
             role = "worker" if key in reading or (leads and name == _WORKER) else "other"
         else:
-            role = next((role for pattern, role in _ROLES if pattern.match(name)), "other")
-            if role == "other" and key in reading:
-                role = "feeder"
+            by_name = (role for pattern, role in _ROLES if pattern.match(name))
+            role = next(by_name, "feeder" if key in reading else "other")
         threads[key] = Thread(key, name, role)
     return threads
 

@@ -16,7 +16,6 @@ only this file changes them.
 from __future__ import annotations
 
 import contextlib
-import errno
 import os
 import threading
 import weakref
@@ -25,6 +24,7 @@ from typing import Any, Final
 
 import torch
 
+from fastload._files import open_of_process
 from fastload.memory.arena import PAGE, SLOTS_MAX, TOKEN_BYTES, Arena, Mapping, SlotState, Token
 from fastload.torch_workers.processes import JOIN_S, is_alive
 from fastload.torch_workers.signals import deferred_signals
@@ -51,11 +51,7 @@ class Handle:
         Raises:
             OSError: It cannot be opened, or the owner has closed it and it now refers to another file.
         """
-        own = os.open(f"/proc/{self.pid}/fd/{descriptor}", flags | os.O_CLOEXEC)
-        if os.fstat(own).st_ino != inode:
-            os.close(own)
-            raise OSError(errno.ESTALE, "the pool is closed")
-        return own
+        return open_of_process(self.pid, descriptor, inode, flags)
 
 
 @dataclass(frozen=True, slots=True)

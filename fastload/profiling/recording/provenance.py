@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import importlib.metadata
 import json
 import platform
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Final
 
+from fastload._install import version_of
 from fastload._machine import cpu_model, usable_cpus
 
 if TYPE_CHECKING:
@@ -20,26 +20,18 @@ _PACKAGES: Final = ("fastload", "torch", "torchvision")
 
 @dataclass(frozen=True, slots=True)
 class Provenance:
-    """Where a recording comes from.
+    """Where a recording comes from."""
 
-    Attributes:
-        command: What was run, as typed in a shell.
-        date: When, in UTC.
-        machine: Processor and usable cores.
-        versions: Of the packages that matter, and of Python.
-        loader: What ran in the place of torch's DataLoader.
-    """
-
-    command: str
-    date: str
-    machine: str
-    versions: str
-    loader: str
+    command: str  # command line, as typed in a shell
+    date: str  # date and time in UTC
+    machine: str  # processor and usable cores
+    versions: str  # versions of Python and of the packages that matter
+    loader: str  # loader that ran in the place of torch's DataLoader
 
     @classmethod
     def now(cls, command: str, loader: str) -> Provenance:
         """Describe a recording that is made on this machine now."""
-        found = [f"{name} {version}" for name in _PACKAGES if (version := _version(name))]
+        found = [f"{name} {version}" for name in _PACKAGES if (version := version_of(name))]
         cores = usable_cpus()
         return cls(
             command=command,
@@ -60,10 +52,3 @@ class Provenance:
     def write(self, folder: Path) -> None:
         """Keep it beside the recording."""
         (folder / FILE).write_text(json.dumps(asdict(self), indent=2), encoding="utf-8")
-
-
-def _version(package: str) -> str | None:
-    try:
-        return importlib.metadata.version(package)
-    except importlib.metadata.PackageNotFoundError:
-        return None

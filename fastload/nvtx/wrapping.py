@@ -62,11 +62,7 @@ def around(function: Callable[..., Any], labels: Iterable[Label]) -> Callable[..
     """Wrap ``function`` with a range per label around each call; keeps its kind.
 
     A range never stays open while a generator or coroutine is suspended, which may resume in another thread: each
-    period that it runs has its own range.
-
-    Args:
-        function: Called in the ranges.
-        labels: Read at each call; the first is the outermost range.
+    period that it runs has its own range. Labels are read at each call; the first is the outermost range.
     """
 
     def opened(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> NvtxRange | None:

@@ -19,7 +19,11 @@ SIMD_DIFFERENT_VALUES: Final = 0.021
 
 
 def check_pil(*, measure: bool = True) -> Check:
-    """Check which Pillow decodes images in the workers; ``measure`` takes half a second of one core."""
+    """Check which Pillow decodes images in the workers.
+
+    Args:
+        measure: Time decoding and resizing (half a second, one core).
+    """
     pillow, simd = version_of("pillow"), version_of("pillow-simd")
     try:
         import PIL

@@ -27,7 +27,7 @@ class Activity:
     """What one thread, or all threads of a kind, did in some interval."""
 
     what: str  # a range, a call or an operator; "nothing recorded" if there was none
-    share: float  # of the interval, from 0 to 1, over all threads of the kind
+    share: float  # share of the interval, from 0 to 1, over all threads of the kind
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,10 +36,10 @@ class DeviceUse:
 
     device: int
     name: str
-    busy_share: float  # of the time, in which at least one kernel ran; copies do not count
+    busy_share: float  # share of the time in which at least one kernel ran; copies do not count
     window_s: float  # length of the whole steps
     kernels: int
-    starved_share: float  # of the time, in which no kernel ran and the training loop waited for a batch
+    starved_share: float  # share of the time in which no kernel ran and the training loop waited for a batch
 
     @property
     def idle_share(self) -> float:
@@ -52,11 +52,11 @@ class Gap:
     """An interval in which a device ran no kernel."""
 
     device: int
-    start_s: float  # relative to the window's start
+    start_s: float  # time since the window's start
     length_s: float
-    copying_share: float  # of it, in which a copy to the device was running
-    host: tuple[Activity, ...]  # of the training thread, the longest first
-    loader: tuple[Activity, ...]  # of all of the loader's threads and processes
+    copying_share: float  # share of the interval in which a copy to the device was running
+    host: tuple[Activity, ...]  # activities of the training thread, the longest first
+    loader: tuple[Activity, ...]  # activities of all of the loader's threads and processes
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,8 +67,8 @@ class CopyUse:
     memory: str
     count: int
     size_bytes: int
-    seconds: float  # in which at least one was running
-    beside_kernels_share: float  # of seconds, in which a kernel ran at the same time
+    seconds: float  # time in which at least one was running
+    beside_kernels_share: float  # share of that time in which a kernel ran, too
 
     @property
     def gb_per_s(self) -> float:
@@ -83,20 +83,20 @@ class KernelUse:
     name: str
     count: int
     seconds: float
-    share: float  # of all kernels' time
-    converts_layout: bool  # between NCHW and NHWC, and does nothing else
+    share: float  # share of all kernels' time
+    converts_layout: bool  # whether it only converts between NCHW and NHWC
 
 
 @dataclass(frozen=True, slots=True)
 class DecodeUse:
     """Decoding on the GPU."""
 
-    batches: int  # whose decoding was launched
+    batches: int  # number of batches whose decoding was launched
     kernels: int
-    seconds: float  # in which at least one of the kernels ran
-    beside_kernels_share: float  # of seconds, in which another kernel ran, too
-    share: float  # seconds, of the window
-    awaited_share: float  # of the window, in which only these kernels ran and the training loop waited for a batch
+    seconds: float  # time in which at least one of the kernels ran
+    beside_kernels_share: float  # share of that time in which another kernel ran, too
+    share: float  # share of the window in which at least one of the kernels ran
+    awaited_share: float  # share of the window in which only they ran and the training loop waited for a batch
 
     @property
     def mean_s(self) -> float:
@@ -113,8 +113,8 @@ class RangeUse:
     role: Role
     threads: int
     count: int
-    total_s: float  # on the host
-    device_s: float  # of the kernels and copies launched within
+    total_s: float  # time on the host
+    device_s: float  # time of the kernels and copies launched within
     kernels: int  # number of those kernels
 
     @property
@@ -132,7 +132,7 @@ class ThreadUse:
     process: int
     thread: int
     stages: dict[str, float]  # share of the window by innermost stage
-    blocked_share: float | None = None  # of its fetches without waits for a core, asleep or waiting for storage
+    blocked_share: float | None = None  # share of its fetches, less waits for a core, asleep or waiting for storage
 
     @property
     def busy_share(self) -> float:
@@ -147,17 +147,17 @@ class Findings:
     source: str  # the recorder, "nsys" or "torch.profiler"
     seconds: float  # the window's length
     steps: int
-    devices: tuple[DeviceUse, ...]  # that ran a kernel
-    gaps: tuple[Gap, ...]  # the longest first, as are all of the following
-    copies: tuple[CopyUse, ...]  # but these: the most bytes first
-    kernels: tuple[KernelUse, ...]
+    devices: tuple[DeviceUse, ...]  # devices that ran a kernel
+    gaps: tuple[Gap, ...]  # intervals without a kernel, the longest first
+    copies: tuple[CopyUse, ...]  # copies by direction and kind of memory, the most bytes first
+    kernels: tuple[KernelUse, ...]  # kernels by name, the longest first
     layout: tuple[KernelUse, ...]  # kernels that only convert layouts
-    ranges: tuple[RangeUse, ...]
-    threads: tuple[ThreadUse, ...]  # of the loop and the loader
-    wait_share: float  # in which the training loop waited for a batch
-    waiting: tuple[Activity, ...] = ()  # of the loader's threads during those waits
-    link_share: float = 0.0  # in which a copy to the device was running
-    notes: tuple[str, ...] = ()  # what the recording lacks
+    ranges: tuple[RangeUse, ...]  # ranges by name, the longest first
+    threads: tuple[ThreadUse, ...]  # threads of the loop and the loader
+    wait_share: float  # share in which the training loop waited for a batch
+    waiting: tuple[Activity, ...] = ()  # activities of the loader's threads during those waits
+    link_share: float = 0.0  # share in which a copy to the device was running
+    notes: tuple[str, ...] = ()  # sentences about what the recording lacks
     gpu_decode: DecodeUse | None = None
 
     @property
@@ -397,7 +397,7 @@ def _decode_ranges(recording: Recording) -> list[Range]:
 
 
 def decode_kernels(recording: Recording) -> list[Kernel]:
-    """The kernels that decode images, which are launched in a ``decode`` range, in order of their start."""
+    """The kernels that decode images: those launched in a ``decode`` range."""
     spans: dict[ThreadKey, list[tuple[int, int, int]]] = defaultdict(list)
     for number, span in enumerate(_decode_ranges(recording)):
         spans[span.thread].append((*span.interval, number))
@@ -411,7 +411,7 @@ def decode_kernels(recording: Recording) -> list[Kernel]:
 
 
 def _decode_use(recording: Recording, waits: Sequence[Interval]) -> DecodeUse | None:
-    """Sum up what decoding took of the GPUs, given the waits for batches; ``None`` if they decoded nothing."""
+    """Sum up what decoding took of the GPUs; ``None`` if they decoded nothing."""
     kernels = decode_kernels(recording)
     if not kernels:
         return None

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Final, Literal, TypeAlias
 
 from fastload.profiling.analysis.roofline import SCALAR, TENSOR, classify, shares
 from fastload.profiling.recording.nsys import NsightError
-from fastload.profiling.recording.trace import STEP, kernel_name
+from fastload.profiling.recording.trace import STEP, kernel_name, shortened
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
@@ -63,48 +63,28 @@ _RANGE: Final = re.compile(r'"([^"]*?):([^"]*?):[^:"]*:[^:"]*:[^:"]*:[^:"]*:[^:"
 
 @dataclass(frozen=True, slots=True)
 class KernelRun:
-    """One measured launch.
-
-    Attributes:
-        name: The kernel's name.
-        ranges: Ranges around its launch on its thread, the outermost first.
-        seconds: Its duration.
-        read_bytes: From device memory to L2.
-        written_bytes: From L2 to device memory.
-        operations: Arithmetic by kind: those of :data:`roofline.TENSOR` and :data:`roofline.SCALAR`.
-    """
+    """One measured launch of a kernel."""
 
     name: str
-    ranges: tuple[str, ...]
+    ranges: tuple[str, ...]  # ranges around its launch on its thread, the outermost first
     seconds: float
-    read_bytes: float
-    written_bytes: float
-    operations: Mapping[str, float] = field(default_factory=dict)
+    read_bytes: float  # bytes from device memory to L2
+    written_bytes: float  # bytes from L2 to device memory
+    operations: Mapping[str, float] = field(default_factory=dict)  # number by kind, of roofline.TENSOR and SCALAR
 
 
 @dataclass(frozen=True, slots=True)
 class Sum:
-    """All launches of one range, module or kernel.
-
-    Attributes:
-        name: Name of the range or kernel.
-        kernels: Number of launches.
-        seconds: Their total duration.
-        size_bytes: Bytes moved between L2 and device memory.
-        operations: Arithmetic by kind.
-        bound: Its class by the roofline.
-        memory_share: Achieved share of the measured bandwidth.
-        compute_share: Achieved share of the measured arithmetic rate.
-    """
+    """All launches of one range, module or kernel."""
 
     name: str
-    kernels: int
+    kernels: int  # number of launches
     seconds: float
-    size_bytes: float
-    operations: Mapping[str, float]
+    size_bytes: float  # bytes between L2 and device memory
+    operations: Mapping[str, float]  # number by kind
     bound: Class
-    memory_share: float
-    compute_share: float
+    memory_share: float  # share of the measured bandwidth
+    compute_share: float  # share of the measured arithmetic rate
 
     @property
     def bytes_per_s(self) -> float:
@@ -139,11 +119,7 @@ class Sum:
 
 
 def read(path: Path) -> list[KernelRun]:
-    """Read the output of ``ncu --csv --page raw --log-file``, which includes its messages.
-
-    Raises:
-        NsightError: It cannot be read, has no table, or the table lacks required metrics.
-    """
+    """Read the log of ``ncu --csv --page raw``; raises ``NsightError`` without a table."""
     try:
         lines = path.read_text(encoding="utf-8", errors="replace").splitlines()
     except OSError as error:
@@ -252,7 +228,7 @@ def draw(sums: Sequence[Sum], ceilings: Ceilings, path: Path, title: str) -> Non
     Needs matplotlib; the suffix of ``path`` names the format.
     """
     from matplotlib.figure import Figure
-    from matplotlib.ticker import FuncFormatter
+    from matplotlib.ticker import EngFormatter
 
     figure = Figure(figsize=(11, 6.2), dpi=120, layout="constrained")
     axes: Any = figure.subplots()
@@ -269,15 +245,15 @@ def draw(sums: Sequence[Sum], ceilings: Ceilings, path: Path, title: str) -> Non
     for number, each in enumerate(sums[:LABELLED], start=1):
         at = (max(each.size_bytes, 1.0), each.seconds)
         axes.annotate(str(number), at, textcoords="offset points", xytext=(5, 4), fontsize=8.5, color="#222222")
-    key = [f"{number}  {_short(each.name)}" for number, each in enumerate(sums[:LABELLED], start=1)]
+    key = [f"{number}  {shortened(each.name, 40)}" for number, each in enumerate(sums[:LABELLED], start=1)]
     axes.text(1.02, 1, "\n".join(["the longest", *key]), transform=axes.transAxes, va="top", fontsize=8.5)
     axes.set_xscale("log")
     axes.set_yscale("log")
     axes.set_xlim(low, high)
     shortest = min(each.seconds for each in sums)
     axes.set_ylim(max(shortest / 4, line[0]), max(each.seconds for each in sums) * 2.5)
-    axes.xaxis.set_major_formatter(FuncFormatter(lambda size, _: _size(size)))
-    axes.yaxis.set_major_formatter(FuncFormatter(lambda seconds, _: _time(seconds)))
+    axes.xaxis.set_major_formatter(EngFormatter("B"))
+    axes.yaxis.set_major_formatter(EngFormatter("s"))
     axes.set_xlabel("bytes between L2 and device memory")
     axes.set_ylabel("time on the device")
     axes.set_title(title, loc="left", fontsize=11)
@@ -286,21 +262,3 @@ def draw(sums: Sequence[Sum], ceilings: Ceilings, path: Path, title: str) -> Non
     axes.legend(frameon=False, fontsize=9, loc="upper left")
     path.parent.mkdir(parents=True, exist_ok=True)
     figure.savefig(str(path))
-
-
-def _short(name: str, most: int = 40) -> str:
-    return name if len(name) <= most else f"{name[: most - 1]}…"
-
-
-def _size(size_bytes: float) -> str:
-    for unit, factor in (("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
-        if size_bytes >= factor:
-            return f"{size_bytes / factor:g} {unit}"
-    return f"{size_bytes:g} B"
-
-
-def _time(seconds: float) -> str:
-    for unit, factor in (("s", 1.0), ("ms", 1e-3), ("µs", 1e-6)):
-        if seconds >= factor:
-            return f"{seconds / factor:g} {unit}"
-    return f"{seconds / 1e-9:g} ns"

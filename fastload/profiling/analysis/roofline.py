@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import statistics
-from dataclasses import asdict, dataclass
-from typing import TYPE_CHECKING, Any, Final, Literal, TypeAlias
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final, Literal, TypeAlias
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -36,23 +36,14 @@ _PRODUCTS: Final = {
 
 @dataclass(frozen=True, slots=True)
 class Ceilings:
-    """The best rates that one device reaches.
-
-    Attributes:
-        device: Its name.
-        bytes_per_s: Between L2 and device memory: a large copy, read and written bytes together.
-        tensor_flops: Operations per second on tensor cores: a large bfloat16 matrix product.
-        fp32_flops: On the float32 cores: a large float32 matrix product without TF32.
-        fp64_flops: A large float64 one, which runs on tensor cores where they can do it.
-        tf32_flops: A large float32 one with TF32; None in files written without it.
-    """
+    """The best rates of one device: bytes, and operations of matrix products, per second."""
 
     device: str
-    bytes_per_s: float
-    tensor_flops: float
-    fp32_flops: float
-    fp64_flops: float
-    tf32_flops: float | None = None
+    bytes_per_s: float  # bytes between L2 and device memory, read and written together
+    tensor_flops: float  # products in bfloat16, on tensor cores
+    fp32_flops: float  # products in float32 without TF32
+    fp64_flops: float  # products in float64, on tensor cores where they can do it
+    tf32_flops: float | None = None  # products in float32 with TF32; None in files written without it
 
     def flops(self, kind: str) -> float:
         """The ceiling of one kind of arithmetic.
@@ -78,10 +69,6 @@ class Ceilings:
     def ridge(self) -> float:
         """Operations per byte above which tensor cores, not memory, are the ceiling."""
         return self.tensor_flops / self.bytes_per_s
-
-    def to_dict(self) -> dict[str, Any]:
-        """Convert to a JSON object."""
-        return asdict(self)
 
 
 def classify(seconds: float, size_bytes: float, operations: Mapping[str, float], ceilings: Ceilings) -> Class:

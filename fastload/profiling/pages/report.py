@@ -21,9 +21,7 @@ if TYPE_CHECKING:
     from fastload.stats.verdict import Verdict
 
 RANGES_SHOWN: Final = 24
-_PIPED: Final = 1000
-"""Columns where there is no terminal: tables take what they need."""
-
+_PIPED: Final = 1000  # columns where there is no terminal: tables take what they need
 LAYOUT_REMEDY: Final = (
     "the model runs in NHWC inside and is fed NCHW: model.to(memory_format=torch.channels_last), and batches in "
     "channels_last (FastLoader's default)"
@@ -61,13 +59,7 @@ class ProfileReport:
 def make_report(
     recording: Recording, reported: Verdict | None = None, provenance: Provenance | None = None
 ) -> ProfileReport:
-    """Compute the report of a recording.
-
-    Args:
-        recording: From ``nsys_export`` or ``torch_trace``.
-        reported: The loader's own verdict.
-        provenance: What was recorded, if known.
-    """
+    """Compute the report of a recording; ``reported`` is the loader's own verdict."""
     findings = find(recording)
     said = None if reported is None else str(reported)
     return ProfileReport(findings, diagnose_trace(findings, reported), said, provenance)

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, Final, Literal
 from fastload.nvtx.stages import COLOURS as STAGE_COLOURS
 from fastload.profiling.analysis.findings import decode_kernels
 from fastload.profiling.pages.palette import DARK, LIGHT, contrast, readable_on
-from fastload.profiling.recording.trace import OPERATOR, STAGES, STEP, Kernel
+from fastload.profiling.recording.trace import OPERATOR, STAGES, STEP, Kernel, shortened
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
@@ -60,11 +60,11 @@ _CALL_SHARE: Final = 1 / 2000  # share of the window; shorter calls of the CUDA 
 class Bar:
     """An event in a row."""
 
-    start_ns: int  # relative to the window's start
+    start_ns: int  # time since the window's start
     length_ns: int
     name: str
-    colour: str  # #rrggbb
-    depth: int = 0  # of nesting
+    colour: str  # colour as #rrggbb
+    depth: int = 0  # depth of nesting
     detail: str = ""
 
     @property
@@ -79,7 +79,7 @@ class Row:
 
     label: str
     kind: Literal["host", "device"]
-    bars: tuple[Bar, ...]  # in order of their start
+    bars: tuple[Bar, ...]  # events in order of their start
     tells: str = ""  # ids and names
 
     @property
@@ -94,7 +94,7 @@ class Timeline:
 
     rows: tuple[Row, ...]
     length_ns: int
-    steps: tuple[int, ...]  # starts of the training steps, relative to the window's
+    steps: tuple[int, ...]  # starts of the training steps, since the window's start
     gaps: tuple[tuple[int, int], ...]  # start and length of the device's longest idle intervals
 
     @property
@@ -274,9 +274,7 @@ def _grouped(rows: Iterable[Row]) -> list[list[Row]]:
 def _fitting(name: str, share: float) -> str | None:
     """A bar's name, cut to its share of the width; None if too little fits."""
     room = int(share * _LETTERS)
-    if room < 4:
-        return None
-    return name if len(name) <= room else f"{name[: room - 1]}…"
+    return shortened(name, room) if room >= 4 else None
 
 
 def draw(timeline: Timeline, path: str | Path, title: str, *, dark: bool = False) -> None:

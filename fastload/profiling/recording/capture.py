@@ -123,10 +123,7 @@ class Capture(Generic[T]):
         return self._window.profile
 
     def close(self) -> None:
-        """Close the window if open, and write its trace. Idempotent.
-
-        The end of a loop closes it too.
-        """
+        """Close the window if open, as a loop's end does, and write its trace. Idempotent."""
         self._window.leave()
 
 
@@ -317,12 +314,7 @@ class Window:
 
 
 class CaptureFromEnvironment:
-    """One window for a process, for the first loader that completes its warm-up.
-
-    Args:
-        text: The value of :data:`VARIABLE`.
-        trace: The value of :data:`TRACE_VARIABLE`, if set.
-    """
+    """One window for a process, for the first loader that completes its warm-up."""
 
     def __init__(self, text: str, trace: str | None = None) -> None:
         warmup, _, rest = text.partition(":")

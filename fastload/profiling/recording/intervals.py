@@ -113,11 +113,7 @@ def innermost(spans: Iterable[tuple[int, int, T]]) -> list[tuple[int, int, T]]:
 
 
 class Enclosing:
-    """Finds the spans of one thread that enclose a moment.
-
-    Args:
-        spans: ``(start, end, index)``; any order.
-    """
+    """Finds the spans ``(start, end, index)`` of one thread that enclose a moment."""
 
     def __init__(self, spans: Iterable[tuple[int, int, int]]) -> None:
         self._spans = sorted(spans, key=lambda span: (span[0], -span[1]))

@@ -47,13 +47,10 @@ _MISSING_LIBRARY: Final = re.compile(r"(lib[\w.+-]+\.so[\w.]*)(?:: cannot open s
 
 
 class NsightError(RuntimeError):
-    """Nsight is missing, or one of its steps failed; the message ends with a remedy.
-
-    Attributes:
-        code: Exit code of a command that ends with this error.
-    """
+    """Nsight is missing, or one of its steps failed; the message ends with a remedy."""
 
     code: int = 1
+    """Exit code of a command that ends with this error."""
 
 
 class ProgramError(NsightError):
@@ -66,55 +63,67 @@ class ProgramError(NsightError):
 
 @dataclass(frozen=True, slots=True)
 class Recorder:
-    """An ``nsys`` that has been tested to record, import and export on this machine.
-
-    Attributes:
-        nsys: The program.
-        importer: Converts a ``.qdstrm`` into a ``.nsys-rep``, for an ``nsys`` that cannot; None if there is none.
-        traces: The kinds of events that it can record here.
-    """
+    """An ``nsys`` that records, imports and exports on this machine."""
 
     nsys: Path
-    importer: Path | None
-    traces: tuple[str, ...]
+    importer: Path | None  # program that converts a .qdstrm into a .nsys-rep, for an nsys that cannot
+    traces: tuple[str, ...] = ()  # kinds of events that it can record here
 
     def command(
         self, output: Path, program: Sequence[str], *, sampling: bool = False, window: bool = True
     ) -> list[str]:
-        """The command line that runs ``program`` and records it.
+        """Return the command line that runs ``program`` and records it.
 
         Args:
-            output: The recording's path without a suffix.
+            output: Path of the recording without a suffix.
             program: A command line.
             sampling: Also sample call stacks and context switches; recordings grow to gigabytes.
             window: Record only between ``cudaProfilerStart`` and ``cudaProfilerStop``; the program continues after.
         """
+        scope = "process-tree" if sampling else "none"
         options = [
             "--force-overwrite=true",
             f"--output={output}",
             f"--trace={','.join(self.traces)}",
             # Worker processes are forked and never call exec; without this option they are not recorded.
             "--trace-fork-before-exec=true",
+            *(f"--sample={scope}", f"--cpuctxsw={scope}"),
+            *(("--capture-range=cudaProfilerApi", "--capture-range-end=stop") if window else ()),
         ]
-        scope = "process-tree" if sampling else "none"
-        options += [f"--sample={scope}", f"--cpuctxsw={scope}"]
-        if window:
-            options += ["--capture-range=cudaProfilerApi", "--capture-range-end=stop"]
         return [str(self.nsys), "profile", *options, *program]
 
     def finish(self, output: Path, code: int = 0) -> Path:
         """Import and export the recording at ``output``; returns the SQLite file. Blocks.
 
-        Args:
-            output: As for :meth:`command`.
-            code: The exit code of that command, for the error.
-
         Raises:
             ProgramError: There is no recording, because the program failed with ``code``.
             NsightError: There is no recording, or it cannot be imported or exported.
         """
-        report = imported(output, self.importer, code)
-        return exported(self.nsys, report)
+        report = output.with_name(f"{output.name}.nsys-rep")
+        if not report.exists():
+            self._import(output, report, code)
+        database = report.with_suffix(".sqlite")
+        _run([str(self.nsys), "export", "--type=sqlite", "--force-overwrite=true", f"--output={database}", str(report)])
+        if not database.exists():
+            raise NsightError(f"nsys export wrote no {database.name}; update Nsight Systems")
+        return database
+
+    def _import(self, output: Path, report: Path, code: int) -> None:
+        stream = output.with_name(f"{output.name}.qdstrm")
+        if not stream.exists():
+            raise nothing_recorded("nsys", code)
+        if self.importer is None:
+            raise NsightError(
+                f"nsys left {stream.name}, which only QdstrmImporter can read, and its installation has none: "
+                "install the full Nsight Systems"
+            )
+        libraries = [str(self.importer.parent), *filter(None, [os.environ.get("LD_LIBRARY_PATH")])]
+        environment = {**os.environ, "LD_LIBRARY_PATH": os.pathsep.join(libraries)}
+        _run([str(self.importer), "--input-file", str(stream)], environment)
+        if not report.exists():
+            raise NsightError(
+                f"QdstrmImporter wrote no {report.name}; open {stream} in the Nsight Systems window instead"
+            )
 
 
 def find_nsight(tool: str, root: Path = _ROOT) -> Path | None:
@@ -127,22 +136,14 @@ def find_nsight(tool: str, root: Path = _ROOT) -> Path | None:
     for pattern in _FOLDERS[tool]:
         installed = [path for path in root.glob(pattern) if os.access(path, os.X_OK)]
         if installed:
-            return max(installed, key=_numbers)
+            return max(installed, key=lambda path: [int(number) for number in re.findall(r"\d+", str(path))])
     return None
 
 
-def _numbers(path: Path) -> list[int]:
-    return [int(number) for number in re.findall(r"\d+", str(path))]
-
-
 def find_recorder(folder: Path, root: Path = _ROOT) -> Recorder:
-    """Find an ``nsys`` and test recording, import and export, with as many traces as possible.
+    """Find an ``nsys`` that records, imports and exports here, with as many traces as possible.
 
-    Takes a few seconds: each attempt runs an empty Python program.
-
-    Args:
-        folder: An existing folder for the attempts' files.
-        root: The file system's root, for tests.
+    Takes a few seconds: each attempt runs an empty Python program, and leaves its files in ``folder``.
 
     Raises:
         NsightError: There is none, or it yields no exported recording.
@@ -183,27 +184,6 @@ def find_importer(nsys: Path) -> Path | None:
     return None
 
 
-def imported(output: Path, importer: Path | None, code: int = 0) -> Path:
-    """The ``.nsys-rep`` at ``output`` (without suffix), imported from a ``.qdstrm`` if necessary. Blocks."""
-    report = output.with_name(output.name + ".nsys-rep")
-    if report.exists():
-        return report
-    stream = output.with_name(output.name + ".qdstrm")
-    if not stream.exists():
-        raise nothing_recorded("nsys", code)
-    if importer is None:
-        raise NsightError(
-            f"nsys left {stream.name}, which only QdstrmImporter can read, and its installation has none: "
-            "install the full Nsight Systems"
-        )
-    libraries = [str(importer.parent), *filter(None, [os.environ.get("LD_LIBRARY_PATH")])]
-    environment = {**os.environ, "LD_LIBRARY_PATH": os.pathsep.join(libraries)}
-    _run([str(importer), "--input-file", str(stream)], environment)
-    if not report.exists():
-        raise NsightError(f"QdstrmImporter wrote no {report.name}; open {stream} in the Nsight Systems window instead")
-    return report
-
-
 def nothing_recorded(tool: str, code: int) -> NsightError:
     """The error for a program that ended with ``code`` and left no recording."""
     if code:
@@ -213,15 +193,6 @@ def nothing_recorded(tool: str, code: int) -> NsightError:
         f"{tool} recorded nothing: no loop of the program came past its warm-up, or none iterates a DataLoader; "
         "ask for fewer --warmup steps"
     )
-
-
-def exported(nsys: Path, report: Path) -> Path:
-    """Export a ``.nsys-rep`` to SQLite; returns that file. Blocks."""
-    database = report.with_suffix(".sqlite")
-    _run([str(nsys), "export", "--type=sqlite", "--force-overwrite=true", f"--output={database}", str(report)])
-    if not database.exists():
-        raise NsightError(f"nsys export wrote no {database.name}; update Nsight Systems")
-    return database
 
 
 def run_tool(command: Sequence[str], timeout_s: float, environment: Mapping[str, str] | None = None) -> tuple[int, str]:

@@ -56,11 +56,7 @@ def thread_of(global_id: int) -> ThreadKey:
 
 
 def read(path: Path) -> Recording:
-    """Read an exported recording. Blocks.
-
-    Raises:
-        NsightError: The file is not such an export.
-    """
+    """Read an exported recording. Blocks; raises ``NsightError`` if the file is none."""
     try:
         with closing(sqlite3.connect(f"file:{path}?mode=ro", uri=True)) as connection:
             return _NsysReader(connection).recording()

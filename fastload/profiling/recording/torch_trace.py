@@ -52,13 +52,7 @@ _SYSTEM_NAME: Final = re.compile(r"thread \d+ \((.*)\)")
 
 
 def read(folder: Path, code: int = 0) -> Recording:
-    """Read a folder of torch.profiler's traces and of ranges. Blocks.
-
-    If there are several traces, such as of several ranks, the one with the lowest process id is read.
-
-    Args:
-        folder: The folder.
-        code: The exit code of the traced program, for the error.
+    """Read a folder of torch.profiler's traces, of the lowest process id, and of ranges. Blocks.
 
     Raises:
         ProgramError: There is no trace, because the program failed with ``code``.

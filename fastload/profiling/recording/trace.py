@@ -61,7 +61,7 @@ class Thread:
     """One thread of the recorded program."""
 
     key: ThreadKey
-    name: str  # set by the operating system or the program; may be empty
+    name: str  # name set by the operating system or the program; may be empty
     role: Role
 
 
@@ -87,7 +87,7 @@ class Span:
 class Range(Span):
     """A named interval on a thread."""
 
-    name: str  # constant over batches
+    name: str  # name, the same for all batches
     thread: ThreadKey
     domain: str = ""  # DOMAIN: the loader's own and annotate's; "torch": torch.profiler's; OPERATOR; else the user's
     payload: int | None = None  # the batch number
@@ -101,7 +101,7 @@ class Call(Span):
 
     name: str
     thread: ThreadKey
-    correlation: int | None = None  # shared with the kernel or copy that it started
+    correlation: int | None = None  # number shared with the kernel or copy that it started
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,12 +142,12 @@ class Recording:
     end_ns: int
     threads: dict[ThreadKey, Thread]
     ranges: tuple[Range, ...] = ()
-    calls: tuple[Call, ...] = ()  # of the CUDA API
-    os_calls: tuple[Call, ...] = ()  # of the operating system, if they may block
+    calls: tuple[Call, ...] = ()  # calls of the CUDA API
+    os_calls: tuple[Call, ...] = ()  # calls of the operating system that may block
     kernels: tuple[Kernel, ...] = ()
     copies: tuple[Copy, ...] = ()
     devices: dict[int, str] = field(default_factory=dict)  # names by index
-    notes: tuple[str, ...] = ()  # what the recording lacks
+    notes: tuple[str, ...] = ()  # sentences about what the recording lacks
 
     @property
     def window(self) -> tuple[int, int]:
@@ -171,12 +171,7 @@ class Recording:
 
 
 def training_thread(ranges: Iterable[Range], process: int | None = None) -> ThreadKey | None:
-    """Return the thread with the steps, or else with the waits for batches.
-
-    Args:
-        ranges: All ranges.
-        process: The only process to look at, if given.
-    """
+    """Return the thread with the steps, or else with the waits for batches."""
     marks = [span for span in ranges if span.name in (STEP, "wait") and process in (None, span.thread.process)]
     steps = [span.thread for span in marks if span.name == STEP]
     return most_common(steps or [span.thread for span in marks])
@@ -195,13 +190,7 @@ def extent(spans: Sequence[Span]) -> tuple[int, int]:
 def assign_roles(
     names: dict[ThreadKey, str], main: ThreadKey | None, ranges: Iterable[Range]
 ) -> dict[ThreadKey, Thread]:
-    """Assign a role to each thread, by its process, its name and its ranges.
-
-    Args:
-        names: Every recorded thread.
-        main: The thread that runs the training loop.
-        ranges: All ranges.
-    """
+    """Assign a role to each recorded thread, by its process, its name and its ranges."""
     reading = {span.thread for span in ranges if span.domain == DOMAIN and span.name in LOADING}
     threads: dict[ThreadKey, Thread] = {}
     for key, name in names.items():
@@ -236,3 +225,8 @@ def kernel_name(demangled: str, short: str = "") -> str:
             if found[1] not in ("gpu_kernel_impl", "gpu_kernel_impl_nocast", name):
                 return f"{name} ({found[1]})"
     return name or demangled
+
+
+def shortened(name: str, most: int) -> str:
+    """Cut a name to so many characters."""
+    return name if len(name) <= most else f"{name[: most - 1]}…"

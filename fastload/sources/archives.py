@@ -23,9 +23,7 @@ if TYPE_CHECKING:
     from fastload.sources.archive_index import Paths
 
 _EXTENSIONS: Final = tuple(IMG_EXTENSIONS)
-_KEY: Final = re.compile(r"((?:.*/|)[^./]+)[.]([^/]*)")
-"""A member's key and extension, as webdataset divides its name."""
-
+_KEY: Final = re.compile(r"((?:.*/|)[^./]+)[.]([^/]*)")  # a member's key and extension, as webdataset divides its name
 _LABELS: Final[dict[str, Callable[[bytes], Any]]] = {
     "cls": int,
     "id": int,

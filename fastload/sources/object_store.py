@@ -141,10 +141,7 @@ class ObjectStoreImageFolder(Dataset[tuple[Any, Any]]):
         return f"{self.root}/{self.samples[index][0]}"
 
     def encoded(self, index: int) -> tuple[Any, Any]:
-        """Return a sample's encoded image and target. Blocks.
-
-        The image is a path if it is in the cache.
-        """
+        """Return a sample's encoded image, or its file in the cache, and target. Blocks."""
         (entry,) = self.encoded_many([index]).result()
         if isinstance(entry, Exception):
             raise entry
@@ -217,11 +214,7 @@ def shares_of(setup: Setup, processes: int) -> list[Setup]:
 
 
 def _checked(url: str) -> str:
-    """Return a URL without slashes at its end.
-
-    Raises:
-        ValueError: ``obstore`` would read something else, or nothing.
-    """
+    """Return a URL without slashes at its end; raises ``ValueError`` for what obstore misreads."""
     parts = urlsplit(url := os.fspath(url))
     if not parts.scheme:
         raise ValueError(f"url must begin with s3://, gs://, az://, https:// or file://, got {url!r}")

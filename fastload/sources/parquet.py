@@ -28,10 +28,8 @@ if TYPE_CHECKING:
 
 _ARROW: Final = b"ARROW1"
 _PARQUET: Final = b"PAR1"
-_CONTINUED: Final = b"\xff\xff\xff\xff"
-"""How a stream of Arrow's begins."""
-_END: Final = _CONTINUED + bytes(4)
-"""How it ends."""
+_CONTINUED: Final = b"\xff\xff\xff\xff"  # how a stream of Arrow's begins
+_END: Final = _CONTINUED + bytes(4)  # how it ends
 _HOW: Final[Any] = {"pre_buffer": False, "page_checksum_verification": True}
 
 

@@ -33,9 +33,6 @@ class Requests:
     """Objects that are asked for here and read in another process.
 
     Thread-safe; a forked child makes its own.
-
-    Args:
-        setup: What is read, and how.
     """
 
     def __init__(self, setup: Setup) -> None:
@@ -66,16 +63,10 @@ class Requests:
             thread.start()
 
     def ask(self, objects: Sequence[tuple[str, int | None, str | None]] | str, *, cached: bool = True) -> Answer:
-        """Ask for objects: key, and size and entity tag as far as they are known.
+        """Ask for objects: key, and size and entity tag as far as known. Doesn't block.
 
-        Does not block.
-
-        Args:
-            objects: What is asked for.
-            cached: Whether those in the cache will do.
-
-        Returns:
-            For each its bytes, its file in the cache, or an error that names it. Cancelling it ends the requests.
+        With ``cached``, those in the cache will do. Returns for each its bytes, its file in the cache, or an error that
+        names it. Cancelling that ends the requests.
         """
         number, answer = next(self._numbers), Future[Any]()
         message = pickle.dumps((number, objects, cached))
@@ -95,10 +86,7 @@ class Requests:
         return listed
 
     def _cancelled(self, number: int) -> None:
-        """Tell the process.
-
-        Called in any thread, and by a garbage collection within any other call.
-        """
+        """Tell the process. Called in any thread, and by garbage collections within any call."""
         if self._pending.pop(number, None) is not None:
             self._messages.put(pickle.dumps((number, None)))
 

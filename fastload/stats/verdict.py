@@ -121,14 +121,12 @@ class Verdict:
 
 
 def limit_outside_loader(stall: float, busy: float | None, busy_least: float = 0.0) -> Bottleneck | None:
-    """Return the limit if it is the loop or the GPU.
-
-    ``None`` if it is the loader.
+    """Return the limit if it is the loop or the GPU, not the loader.
 
     Args:
         stall: Share of the time in which the GPU, or a loop without one, lacked a batch.
         busy: Share in which kernels ran on the GPU; ``None`` if unknown.
-        busy_least: A lower bound of that share from another source.
+        busy_least: Lower bound of that share from another source.
     """
     leaves_idle = busy is not None and busy_least < BUSY_MIN and stall < (1.0 - busy) / 2
     if stall >= STALL_MIN and not leaves_idle:

@@ -20,6 +20,7 @@ from fastload._batch import map_tensors
 from fastload.device.transfer import DeviceBatch, Transfer
 from fastload.nvtx import stages
 from fastload.nvtx.stages import stage
+from fastload.torch_workers.signals import Finalizer
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -279,7 +280,7 @@ class Prefetching(Generic[T]):
         self._feeder = feeder
         self._number = 0
         self._taken: dict[int, list[Arrived]] = {}  # by thread: messages received and not yet handed to the caller
-        self._finalizer = weakref.finalize(self, feeder.close)
+        self._finalizer = Finalizer(self, feeder.close)
         feeder.start(self)
 
     def __iter__(self) -> Prefetching[T]:

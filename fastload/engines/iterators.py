@@ -5,7 +5,6 @@ from __future__ import annotations
 import functools
 import sys
 import threading
-import weakref
 from typing import TYPE_CHECKING, Any, cast
 
 import torch
@@ -25,7 +24,7 @@ from fastload.options import can_pin, has_streams
 from fastload.pipeline.eligibility import read_loader, read_tail
 from fastload.stats.meter import Meter, counters_for, measure, measure_here
 from fastload.torch_workers.processes import after_error, shut_down
-from fastload.torch_workers.signals import deferred_signals
+from fastload.torch_workers.signals import Finalizer, deferred_signals
 from fastload.torch_workers.view import refresh, view_of
 
 if TYPE_CHECKING:
@@ -190,7 +189,7 @@ class DeviceIterator:
         self.consuming = threading.RLock()  # one next() at a time: threads may share the iterator, as torch's
         retire = functools.partial(state_of(loader).retire, transfer, scheduler)
         self._end = functools.partial(_end, closers, retire)
-        self._finalizer = weakref.finalize(self, self._end)
+        self._finalizer = Finalizer(self, self._end)
 
     def begin_epoch(self, loader: LoaderConfig[Any]) -> None:
         """Begin another epoch with the same persistent workers or decode threads."""

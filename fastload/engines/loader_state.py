@@ -20,6 +20,7 @@ from fastload.memory.slots import SlotCounts, SlotPool
 from fastload.stats.meter import Meter, Meters
 from fastload.stats.stats import Stats, Totals, make_stats
 from fastload.torch_workers.processes import shut_down
+from fastload.torch_workers.signals import Finalizer
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -103,7 +104,7 @@ class LoaderState:
             return None
         if self.slots is None:
             self.slots = SlotPool(slots_wanted(loader), pinned_limit(loader), loader.num_workers, device=device)
-            weakref.finalize(self, self.slots.close)
+            Finalizer(self, self.slots.close)
         self.slots.reclaim()
         return self.slots
 
@@ -259,7 +260,7 @@ class LoaderState:
 
     def measure(self, iterator: Any, meter: Meter) -> None:
         """Count ``meter`` while ``iterator`` lives, and keep its totals afterwards."""
-        weakref.finalize(iterator, self._meters.open(meter)).atexit = False
+        Finalizer(iterator, self._meters.open(meter)).atexit = False
 
     def take_in(self, transfer: Transfer, scheduler: CopyScheduler | None = None) -> None:
         """Count an iterator's copies until :meth:`retire`."""

@@ -34,7 +34,7 @@ from fastload.pipeline.datasets import BytesPath
 from fastload.pipeline.reader import pixel_limit
 from fastload.torch_workers.orphans import LOOK_S, exit_with_parent
 from fastload.torch_workers.processes import JOIN_S, forking_workers
-from fastload.torch_workers.signals import deferred_signals, usual_signals
+from fastload.torch_workers.signals import deferred_signals, finalizer, usual_signals
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -272,6 +272,7 @@ class SampleProcess:
             self._process.kill()
             self._process.join(JOIN_S)
 
+    @finalizer
     def __del__(self) -> None:
         if vars(self).get("started") and not self._closed:
             self.kill()
@@ -369,10 +370,6 @@ def _pickled(answer: Any) -> bytes:
         return pickle.dumps(_UnsendableError(f"it cannot be pickled: {type(error).__name__}: {error}"))
 
 
-def _max_pixels(recipe: Recipe) -> Any:
-    return Image.MAX_IMAGE_PIXELS
-
-
 def _sample(
     recipe: Recipe, source: Any, state: bytes | None, size: tuple[int, ...], worker: int, where: str, view: int
 ) -> Any:
@@ -440,7 +437,7 @@ def _batch(recipe: Recipe, index: Any, state: bytes) -> Any:
 
 
 _HANDLERS: Final[dict[str, Callable[..., Any]]] = {
-    "max_pixels": _max_pixels,
+    "max_pixels": lambda recipe: Image.MAX_IMAGE_PIXELS,
     "sample": _sample,
     "fetched": _fetched,
     "located": located,

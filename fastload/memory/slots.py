@@ -19,7 +19,6 @@ import contextlib
 import errno
 import os
 import threading
-import weakref
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -27,7 +26,7 @@ import torch
 
 from fastload.memory.arena import PAGE, SLOTS_MAX, TOKEN_BYTES, Arena, Mapping, SlotState, Token
 from fastload.torch_workers.processes import JOIN_S, is_alive
-from fastload.torch_workers.signals import deferred_signals
+from fastload.torch_workers.signals import Finalizer, deferred_signals
 
 HOMES_MAX: Final = 64  # each has two file descriptors
 _POISON: Final = 0xA5
@@ -78,7 +77,7 @@ class Lease:
         self._arena = arena
         self._index = index
         self.buffer = arena.mapping.slot(index)
-        self._finalizer = weakref.finalize(self, pool._free, arena, index)
+        self._finalizer = Finalizer(self, pool._free, arena, index)
         self._finalizer.atexit = False
 
     def copying(self) -> None:
@@ -372,7 +371,7 @@ class SlotWriter:
         if descriptor not in self._ends:
             with deferred_signals():
                 own = self.handle.open(descriptor, inode, flags | os.O_NONBLOCK)
-                weakref.finalize(self, _close_all, own)
+                Finalizer(self, _close_all, own)
                 self._ends[descriptor] = own
         return self._ends[descriptor]
 

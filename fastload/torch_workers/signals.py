@@ -65,6 +65,7 @@ class DeferredSignals:
     def __init__(self, open_in: frozenset[CodeType] = frozenset(), again: list[int] | None = None) -> None:
         self._open_in = open_in
         self._again = again  # collects signals whose handlers raise, instead of raising at the end
+        self.late: BaseException | None = None  # raised before the end, to end what hangs
         self._former: dict[int, Callable[[int, FrameType | None], Any]] = {}
         self._actions: dict[int, bytes] = {}  # the kernel's previous actions
         self._arrived: list[int] = []
@@ -159,11 +160,12 @@ class DeferredSignals:
     def _call(self, number: int, frame: FrameType | None) -> None:
         try:
             self._former[number](number, frame)
-        except BaseException:
+        except BaseException as error:
             if self._again is None:
                 raise
             self._again.append(number)
-            if self._defers:  # too late to wait for the end: the error ends what hangs
+            if self._defers:  # too late to wait for the end
+                self.late = error
                 raise
 
     def forked(self) -> None:
@@ -234,7 +236,12 @@ def _finalize(function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
             again.append(signal.SIGINT)
     try:
         return function(*args, **kwargs)
+    except BaseException as error:
+        if error is not deferral.late:  # which is raised again
+            raise
+        return cast("T", None)
     finally:
+        deferral.late = None
         try:
             deferral.end()
         except KeyboardInterrupt:  # not deferred any more
@@ -250,8 +257,10 @@ FINALIZERS: Final = {finalizer(print).__code__, Finalizer.__call__.__code__}  # 
 def _send_again(numbers: list[int]) -> None:
     """Send signals to the main thread when it has left all finalizers."""
     main = cast("int", threading.main_thread().ident)
-    while _is_finalizing(main):
+    left = 0
+    while left < 2:  # not at once: a signal just before a call such as time.sleep() does not end that (CPython)
         time.sleep(_LOOK_S)
+        left = 0 if _is_finalizing(main) else left + 1
     for number in dict.fromkeys(numbers):
         signal.pthread_kill(main, number)
 

@@ -496,7 +496,7 @@ def test_a_forked_child_leaves_its_parents_workers_alone(make, end):
 
 @pytest.fixture
 def no_worker_is_terminated(monkeypatch):
-    """Nor does torch come to the end of a wait for one, which it does before that."""
+    """Require that each ends by itself, before the wait after which torch terminates it."""
     monkeypatch.setattr(torch.utils.data._utils, "MP_STATUS_CHECK_INTERVAL", 20.0)
     terminated = []
     monkeypatch.setattr(BaseProcess, "terminate", terminated.append)

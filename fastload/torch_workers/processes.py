@@ -173,7 +173,8 @@ os.register_at_fork(after_in_child=lambda: gc.freeze() if _forking.workers else 
 
 def _bounded_join(thread: weakref.ref[threading.Thread]) -> Callable[..., None]:
     def join(timeout: float | None = JOIN_S) -> None:
-        if (joined := thread()) is not None:
+        joined = thread()
+        if joined is not None and joined is not threading.current_thread():  # which may collect its own iterator
             threading.Thread.join(joined, timeout)
 
     return join

@@ -246,23 +246,33 @@ def _finalize(function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
             deferral.end()
         except KeyboardInterrupt:  # not deferred any more
             again.append(signal.SIGINT)
-        if again:
-            _thread.start_new_thread(_send_again, (again,))
+        if numbers := set(again) - on_their_way:
+            on_their_way.update(numbers)
+            try:
+                _thread.start_new_thread(_send_again, (numbers,))
+            except RuntimeError:  # no more threads
+                on_their_way.difference_update(numbers)
+                raise
 
 
 FINALIZERS: Final = {finalizer(print).__code__, Finalizer.__call__.__code__}  # type: ignore[attr-defined]
 """Code that Python calls in finalizers. The wrapper's is the same for all."""
 
 
-def _send_again(numbers: list[int]) -> None:
+on_their_way: Final[set[int]] = set()
+"""Signals of finalizers that are about to be sent again."""
+
+
+def _send_again(numbers: set[int]) -> None:
     """Send signals to the main thread when it has left all finalizers."""
     main = cast("int", threading.main_thread().ident)
     left = 0
     while left < 2:  # not at once: a signal just before a call such as time.sleep() does not end that (CPython)
         time.sleep(_LOOK_S)
         left = 0 if _is_finalizing(main) else left + 1
-    for number in dict.fromkeys(numbers):
+    for number in numbers:
         signal.pthread_kill(main, number)
+    on_their_way.difference_update(numbers)
 
 
 def _is_finalizing(thread: int) -> bool:
@@ -284,6 +294,7 @@ def usual_signals() -> None:
 
 
 def _after_fork() -> None:
+    on_their_way.clear()
     deferral = _innermost
     while deferral is not None:
         outer = deferral._outer

@@ -1,4 +1,4 @@
-"""Ctrl-C in a program that breaks off its first epoch and makes a new loader, for ever: it must end."""
+"""Ctrl-C in a program that abandons one loader after the other: it must end."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def program(root: str, kind: str, ours: bool, catches: bool) -> None:
 
 
 def trial(number: int, setting: Setting, launcher: Launcher) -> Outcome:
-    """Send the same interrupt to our loader and to torch's. A program that lost it is still there."""
+    """Interrupt our loader and torch's; a program that lost it goes on."""
     rng = random.Random(f"abandons {setting.seed} {number}")
     (kind,) = rng.choices(SOUND, [WEIGHTS.get(name, 1.0) for name in SOUND])
     delay = rng.uniform(0, SPAWNED_S if "spawned" in kind else ROUNDS_S)

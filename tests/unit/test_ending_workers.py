@@ -517,6 +517,36 @@ def test_workers_end_at_once_when_a_collection_frees_their_iterator(make, no_wor
     assert shutdown._live == {}
 
 
+class Collects:
+    """A batch that is garbage by the time that it is pinned, with its iterator, and is collected there."""
+
+    entered, dropped = threading.Event(), threading.Event()
+
+    def __init__(self, samples):
+        self.samples = samples
+
+    def pin_memory(self):
+        if not self.dropped.is_set():
+            self.entered.set()
+            assert self.dropped.wait(WAIT_S)
+            gc.collect()
+        return self
+
+
+@pytest.mark.filterwarnings("error::pytest.PytestUnraisableExceptionWarning")
+def test_workers_end_at_once_when_the_thread_that_pins_collects_its_iterator(pinning, no_worker_is_terminated):
+    held = [iter(pinning(collate_fn=Collects, pin_memory=True))]
+    workers, thread = host_of(held[0])._workers, host_of(held[0])._pin_memory_thread
+    assert Collects.entered.wait(WAIT_S)
+    held.append(held)
+    gc.disable()
+    del held
+    Collects.dropped.set()
+    threading.Thread.join(thread, WAIT_S)
+    gc.enable()
+    assert [worker.exitcode for worker in workers] == [0, 0]
+
+
 class Empty(SequentialSampler):
     def __iter__(self):
         yield 0

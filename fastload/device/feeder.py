@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Final, Generic, NamedTuple, TypeVar
 
 import torch
 
-from fastload._batch import map_tensors
+from fastload._batch import map_tensors, pinned
 from fastload.device.transfer import DeviceBatch, Transfer
 from fastload.nvtx import stages
 from fastload.nvtx.stages import stage
@@ -262,13 +262,9 @@ def _pinned(batch: Any) -> tuple[Any, bool]:
 
     def pin(leaf: Any) -> Any:
         nonlocal borrowed
-        if not isinstance(leaf, torch.Tensor):
-            return leaf.pin_memory()
-        if leaf.device.type != "cpu" or leaf.layout != torch.strided:
-            return leaf
-        pinned = leaf.pin_memory()
-        borrowed = borrowed or pinned is leaf
-        return pinned
+        now = pinned(leaf)
+        borrowed = borrowed or (now is leaf and isinstance(leaf, torch.Tensor) and leaf.device.type == "cpu")
+        return now
 
     return map_tensors(pin, batch), borrowed
 

@@ -518,7 +518,7 @@ def test_workers_end_at_once_when_a_collection_frees_their_iterator(make, no_wor
 
 
 class Collects:
-    """A batch that is garbage by the time that it is pinned, with its iterator, and is collected there."""
+    """A batch that is pinned, and collects garbage there, once its iterator is garbage."""
 
     entered, dropped = threading.Event(), threading.Event()
 

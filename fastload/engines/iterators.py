@@ -387,7 +387,9 @@ class TorchDeviceIterator(DeviceIterator):
         super().__init__(loader, device, transfer, meter, (scheduler.close,), scheduler)  # which closes the transfer
         self._view = view_of(loader, **self._changes(loader))
         scheduler.serve(self)
+        pids = [] if slots is None else slots.open_for(self)
         self._host = start_epoch(self._view, state.resumption)
+        pids += [worker.pid for worker in getattr(self._host, "_workers", ())]
         self._counts_up = loader.in_order and loader.num_workers > 0  # torch's count is then the batch's number
         if self._native is not None:
             self._native.install(self._host, scheduler.key)

@@ -345,9 +345,7 @@ def _answer_requests(
     stages.name_thread("fl-samples")
     torch.set_num_threads(1)
     with contextlib.suppress(RuntimeError):  # no more threads
-        # The parent of a fork server's child is the server, which ends with the program.
-        watched = parent if settings is not None else os.getppid()
-        threading.Thread(target=exit_with_parent, args=(watched,), daemon=True).start()
+        threading.Thread(target=exit_with_parent, args=(parent,), daemon=True).start()
     if settings is not None:
         torch.get_rng_state()  # may block forever, see SampleProcess._wait_ready
         connection.send_bytes(b"ready")

@@ -10,9 +10,10 @@ import contextlib
 import errno
 import mmap
 import os
-import weakref
 import zlib
 from typing import TYPE_CHECKING, Any, Final
+
+from fastload.torch_workers.signals import Finalizer
 
 if TYPE_CHECKING:
     from fastload.stats.kept_states import KeptStates
@@ -62,7 +63,7 @@ class SharedCounters:
         self._descriptor = -1
         if not inherited and hasattr(os, "memfd_create"):
             self._descriptor = os.memfd_create("fastload-stats", os.MFD_CLOEXEC)
-            self._closer = weakref.finalize(self, os.close, self._descriptor)  # if workers fail to start, no close()
+            self._closer = Finalizer(self, os.close, self._descriptor)  # if workers fail to start, no close()
             self._closer.atexit = False
             os.ftruncate(self._descriptor, self._nbytes)
             self._map(self._descriptor)

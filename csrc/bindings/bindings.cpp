@@ -95,6 +95,7 @@ NB_MODULE(_core, m) {
   fastload::bind_batch(m);
   fastload::bind_lists(m);
   fastload::bind_tagged(m);
+  fastload::bind_stamp(m);
   fastload::bind_color(m);
   fastload::bind_transform(m);
   fastload::bind_python_random(m);

@@ -28,6 +28,7 @@ void bind_index(nanobind::module_& m);
 void bind_lists(nanobind::module_& m);
 void bind_staging(nanobind::module_& m);
 void bind_tagged(nanobind::module_& m);
+void bind_stamp(nanobind::module_& m);
 void bind_color(nanobind::module_& m);
 void bind_transform(nanobind::module_& m);
 void bind_python_random(nanobind::module_& m);

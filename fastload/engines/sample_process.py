@@ -21,7 +21,6 @@ import time
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Final
 
-import numpy as np
 import torch
 from PIL import Image, ImageFile
 from torch.utils.data import _utils, default_collate
@@ -30,20 +29,18 @@ from fastload.engines.decode_batch import TookTooLongError, check_size, working_
 from fastload.engines.random_states import set_state, state_now
 from fastload.engines.worker_states import first_states
 from fastload.nvtx import stages
-from fastload.pipeline.datasets import BytesPath
-from fastload.pipeline.reader import pixel_limit
+from fastload.pipeline.datasets import OddPath, sendable
+from fastload.pipeline.reader import OpenedImage, pixel_limit
 from fastload.torch_workers.orphans import LOOK_S, exit_with_parent
-from fastload.torch_workers.processes import JOIN_S, forking_workers
-from fastload.torch_workers.signals import deferred_signals, usual_signals
+from fastload.torch_workers.processes import JOIN_S, forking_workers, release_free_memory
+from fastload.torch_workers.signals import deferred_signals, finalizer, usual_signals
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
     from multiprocessing.connection import Connection
 
-    from numpy.typing import NDArray
     from torch._utils import ExceptionWrapper
 
-    from fastload.pipeline.erasing import Patch
     from fastload.pipeline.reader import Recipe
 
 READY_S = 5.0  # time allowed from the fork until the process accepts requests; usually 10 ms
@@ -74,10 +71,9 @@ class SampleProcess:
         self._pid = os.getpid()
         self._context = context or multiprocessing.get_context()
         self._recipe = recipe
-        self._states: tuple[Any, list[bytes]] = None, []
-        forks = self._context.get_start_method() == "fork"
-        self._settings = _Settings.now() if forks else None
-        if not forks:
+        self.forks = self._context.get_start_method() == "fork"
+        self._settings = _Settings.now() if self.forks else None
+        if not self.forks:
             self.start()
 
     def start(self) -> None:
@@ -91,6 +87,7 @@ class SampleProcess:
                 with deferred_signals(), forking_workers(), _may_have_children():
                     self._start()
             if self._wait_ready():
+                self._recipe = self._recipe.without_dataset()  # the process has it
                 return
         raise RuntimeError(f"a process for samples made in Python did not answer, {STARTS} times")
 
@@ -155,6 +152,7 @@ class SampleProcess:
             target=_answer_requests, args=arguments, name="fastload-samples", daemon=True
         )
         try:
+            release_free_memory()
             self._process.start()
         except BaseException:
             self._connection.close()
@@ -172,7 +170,8 @@ class SampleProcess:
     @functools.cached_property
     def max_pixels(self) -> int:
         """Pillow's limit on image size in that process, in pixels; 0 is none. May block."""
-        return pixel_limit(self._ask(("max_pixels",)) if self._settings is None else self._settings.max_pixels)
+        limit = self._ask(("max_pixels",)) if self._settings is None else self._settings.max_pixels
+        return pixel_limit(limit, self._recipe.pipeline.largest_crop)
 
     def sample(
         self, source: Any, state: bytes | None, *, size: tuple[int, ...], worker: int, where: str, view: int = 0
@@ -186,7 +185,7 @@ class SampleProcess:
         Raises:
             RuntimeError: The process has ended.
         """
-        return self._ask(("sample", _sendable(source), state, size, worker, where, view))  # type: ignore[no-any-return]
+        return self._ask(("sample", sendable(source), state, size, worker, where, view))  # type: ignore[no-any-return]
 
     def fetched(self, indices: list[Any], state: bytes | None, *, worker: int) -> tuple[ExceptionWrapper | None, bytes]:
         """Fetch a batch from the dataset; return its error, if any, and the generators' state.
@@ -218,17 +217,16 @@ class SampleProcess:
         return self._ask(("batch", index, state), timeout_s)  # type: ignore[no-any-return]
 
     def first_states(self, base_seed: int, workers: int) -> list[bytes]:
-        """Return the states of the workers' generators after the user's ``worker_init_fn``. Blocks.
+        """See :meth:`~fastload.engines.seeding_process.SeedingProcess.states`."""
+        answer: list[bytes] | str = self._ask(("first_states", base_seed, workers))
+        if isinstance(answer, str):
+            raise RuntimeError(f"worker_init_fn raised {answer}")
+        return answer
 
-        Raises:
-            RuntimeError: It has raised an error, or the process has ended.
-        """
-        if self._states[0] != (base_seed, workers):
-            answer = self._ask(("first_states", base_seed, workers))
-            if isinstance(answer, str):
-                raise RuntimeError(f"worker_init_fn raised {answer}")
-            self._states = (base_seed, workers), answer
-        return self._states[1]
+    @property
+    def answers(self) -> bool:
+        """Whether it is alive and this process's."""
+        return self.started and os.getpid() == self._pid and not self._killed and self._process.is_alive()
 
     def _ask(self, request: tuple[Any, ...], timeout_s: float | None = None) -> Any:
         until = None if timeout_s is None else time.monotonic() + timeout_s
@@ -272,6 +270,7 @@ class SampleProcess:
             self._process.kill()
             self._process.join(JOIN_S)
 
+    @finalizer
     def __del__(self) -> None:
         if vars(self).get("started") and not self._closed:
             self.kill()
@@ -320,16 +319,6 @@ class _UnsendableError(RuntimeError):
     """An answer could not be pickled."""
 
 
-def _sendable(source: Any) -> Any:
-    """Convert a sample's path or bytes to plain types."""
-    if type(source) is tuple:
-        return tuple(map(_sendable, source))
-    if isinstance(source, os.PathLike):
-        path = os.fspath(source)
-        return path if isinstance(path, str) else BytesPath(path)
-    return source if isinstance(source, str | bytes | np.ndarray) else bytes(source)
-
-
 def _answer_requests(
     connection: Connection, recipe: Recipe, settings: _Settings | None, parent: int, *inherited: Connection
 ) -> None:
@@ -344,9 +333,7 @@ def _answer_requests(
     stages.name_thread("fl-samples")
     torch.set_num_threads(1)
     with contextlib.suppress(RuntimeError):  # no more threads
-        # The parent of a fork server's child is the server, which ends with the program.
-        watched = parent if settings is not None else os.getppid()
-        threading.Thread(target=exit_with_parent, args=(watched,), daemon=True).start()
+        threading.Thread(target=exit_with_parent, args=(parent,), daemon=True).start()
     if settings is not None:
         torch.get_rng_state()  # may block forever, see SampleProcess._wait_ready
         connection.send_bytes(b"ready")
@@ -369,8 +356,7 @@ def _pickled(answer: Any) -> bytes:
         return pickle.dumps(_UnsendableError(f"it cannot be pickled: {type(error).__name__}: {error}"))
 
 
-def _max_pixels(recipe: Recipe) -> Any:
-    return Image.MAX_IMAGE_PIXELS
+_images: Final = OpenedImage()
 
 
 def _sample(
@@ -379,7 +365,11 @@ def _sample(
     if state is not None:
         set_state(state)
     try:
-        result: Any = made_here(recipe, source, size, view)
+        if isinstance(source, OddPath):  # it comes without its path, which may be anything
+            source, _ = recipe.locate_resolved(source.index)
+        pixels = recipe.pixels(source, view, _images)
+        check_size(pixels, size)
+        result: Any = pixels, recipe.pipeline.erased(pixels)
     except Exception:  # noqa: BLE001 - the worker would send any error of Pillow or the transforms
         result = wrapped(worker, where)
     return result, state_now(others=recipe.pipeline.draws_others)
@@ -396,24 +386,11 @@ def _fetched(recipe: Recipe, indices: list[Any], state: bytes | None, worker: in
     return error, state_now(others=recipe.pipeline.draws_others)
 
 
-def made_here(
-    recipe: Recipe, source: Any, size: tuple[int, ...], view: int = 0
-) -> tuple[NDArray[np.uint8], list[Patch]]:
-    """Make a view's pixels, and what erases them, with the user's transforms.
-
-    Raises:
-        Exception: Any of Pillow, the transforms, or default_collate if the image's size is not ``size``.
-    """
-    pixels = recipe.pixels(source, view)
-    check_size(pixels, size)
-    return pixels, recipe.pipeline.erased(pixels)
-
-
 def located(recipe: Recipe, index: Any) -> Any:
     """Answer :meth:`SampleProcess.located` in this process."""
     try:
         source, target = recipe.locate(index)
-        source = _sendable(source)
+        source = sendable(source)
     except Exception as error:  # noqa: BLE001 - any error of the user's dataset
         return type(error).__name__
     return source, target
@@ -440,7 +417,7 @@ def _batch(recipe: Recipe, index: Any, state: bytes) -> Any:
 
 
 _HANDLERS: Final[dict[str, Callable[..., Any]]] = {
-    "max_pixels": _max_pixels,
+    "max_pixels": lambda recipe: Image.MAX_IMAGE_PIXELS,
     "sample": _sample,
     "fetched": _fetched,
     "located": located,

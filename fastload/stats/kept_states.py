@@ -10,11 +10,11 @@ from __future__ import annotations
 import os
 import struct
 import tempfile
-import weakref
 from dataclasses import dataclass
 from typing import Any, Final
 
 from fastload._files import open_of_process
+from fastload.torch_workers.signals import Finalizer
 
 _HEAD: Final = struct.Struct("<4Q")
 _PLACE_BYTES: Final = 1 << 32  # from one state to the next; what is not written takes no memory
@@ -48,7 +48,7 @@ class KeptStates:
         self.workers, self.latest = workers, latest
         self.begun = 1  # epochs that the training process has asked for
         self._descriptor, self._pid = descriptor, os.getpid()
-        self._closer = weakref.finalize(self, os.close, descriptor)
+        self._closer = Finalizer(self, os.close, descriptor)
         self._closer.atexit = False
 
     def __reduce__(self) -> Any:

@@ -22,6 +22,7 @@ from fastload.nvtx.ranges import NvtxRange, pop, push
 from fastload.options import length_of
 from fastload.profiling.recording.trace import STEP
 from fastload.stats.diagnosis import report
+from fastload.torch_workers.signals import Finalizer
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
@@ -136,7 +137,7 @@ class CaptureIterator(Generic[T]):
         self._capture_number = 0
         self._capture_length = length_of(loader)
         # After a `break` or an exception only the end of this object's life shows that the loop is over.
-        self._capture_finalizer = weakref.finalize(self, window.leave)
+        self._capture_finalizer = Finalizer(self, window.leave)
 
     def __iter__(self) -> CaptureIterator[T]:
         return self

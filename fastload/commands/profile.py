@@ -211,7 +211,7 @@ def folder_for(kept: Path | None, *replaced: str) -> Iterator[Path]:
 def run(
     command: Sequence[str], args: argparse.Namespace, more: Mapping[str, str], *, exits: bool, as_is: bool = False
 ) -> int:
-    """Run a program with a capture window; returns its exit code as a shell does. Blocks."""
+    """Run a program with a capture window; returns the exit code of a shell. Blocks."""
     inherited = script.environment_with(as_is=as_is)
     # As if this virtual environment were activated: "python" is the one that has fastload.
     search_path = [os.path.dirname(sys.executable), inherited.get("PATH", os.defpath)]

@@ -15,7 +15,7 @@ import threading
 import time
 import weakref
 from collections import deque
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
 from torch._utils import ExceptionWrapper
@@ -63,6 +63,8 @@ class NativeIterator(_BaseDataLoaderIter):
         choice: See the pipeline's.
         device_totals: Returns the device clock's measurements of the consumer's steps; ``None`` without a clock.
     """
+
+    is_native: ClassVar = True  # for those that don't import this class: most loaders never need it
 
     def __init__(
         self,

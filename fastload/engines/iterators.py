@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import sys
 import threading
 from typing import TYPE_CHECKING, Any, cast
 
@@ -116,8 +115,7 @@ def native_meter(native: NativeIterator, loader: LoaderConfig[Any], *, on_device
 
 def is_native(iterator: Any) -> bool:
     """Whether ``iterator`` makes batches natively, on the host."""
-    native = sys.modules.get("fastload.engines.decode_threads")
-    return isinstance(iterator, getattr(native, "NativeIterator", ()))  # another thread may be importing it
+    return getattr(type(iterator), "is_native", False) is True
 
 
 def _end(closers: Iterable[Callable[[], None]], retire: Callable[[], None]) -> None:

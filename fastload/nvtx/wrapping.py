@@ -13,6 +13,7 @@ from fastload.nvtx.ranges import NvtxRange, listening, pop, push
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator, Iterable, Mapping
+    from types import FunctionType
 
 Kind: TypeAlias = Literal["function", "generator", "coroutine", "async generator"]
 
@@ -56,6 +57,11 @@ def kind_of(function: Any) -> Kind:
     if inspect.iscoroutinefunction(function):
         return "coroutine"
     return "async generator" if inspect.isasyncgenfunction(function) else "function"
+
+
+def is_wrapper(function: FunctionType) -> bool:
+    """Whether :func:`around` has made ``function``."""
+    return function.__globals__ is globals()
 
 
 def around(function: Callable[..., Any], labels: Iterable[Label]) -> Callable[..., Any]:

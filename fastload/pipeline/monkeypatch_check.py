@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING, Any, Final
 
 import torch
 
+from fastload.nvtx.wrapping import is_wrapper
+
 if TYPE_CHECKING:
     from collections.abc import Collection, Hashable, Iterable, Iterator, Mapping
 
@@ -302,8 +304,7 @@ def _functions_in(value: object) -> list[FunctionType]:
 def _plain(function: Any) -> Any:
     """Remove fastload's annotations from a function; see ``fastload.nvtx.patching``."""
     while isinstance(function, FunctionType) and (
-        "__fastload__" in (function.__kwdefaults__ or ())
-        or function.__globals__.get("__name__") == "fastload.nvtx.wrapping"
+        "__fastload__" in (function.__kwdefaults__ or ()) or is_wrapper(function)
     ):
         function = function.__wrapped__  # type: ignore[attr-defined]
     return function

@@ -16,6 +16,7 @@ from queue import SimpleQueue
 from typing import TYPE_CHECKING, Any, Final, TypeAlias, cast
 
 from fastload.pipeline.tagged_files import KEY_BYTES
+from fastload.sources import fetcher
 from fastload.sources.fetcher import ENTRY, HEADER, KEPT, LIST, OBJECT, Kept
 from fastload.torch_workers.signals import Finalizer
 
@@ -41,7 +42,7 @@ class Requests:
         with theirs:
             self._process = subprocess.Popen(
                 # -P: a file of the current folder may be called as a module of Python's
-                [sys.executable, "-P", "-m", "fastload.sources.fetcher", str(theirs.fileno())],
+                [sys.executable, "-P", "-m", fetcher.__name__, str(theirs.fileno())],
                 stdin=subprocess.PIPE,
                 pass_fds=[theirs.fileno()],
                 env={**os.environ, "PYTHONPATH": os.pathsep.join(path or os.getcwd() for path in sys.path)},

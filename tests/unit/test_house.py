@@ -148,6 +148,64 @@ def test_a_text_that_names_an_index_is_found(text):
     assert not any(map(OTHERS_PACKAGE.search, ours))
 
 
+# Tables of what is imported when it is first used; they name modules in strings.
+TABLES = {"fastload", "fastload.sources", "fastload.commands.cli"}
+
+
+def texts_in(tree: ast.AST) -> set[str]:
+    return {node.value for node in ast.walk(tree) if isinstance(node, ast.Constant) and isinstance(node.value, str)}
+
+
+def modules_named_in(tree: ast.AST) -> set[str]:
+    """Return strings that are a module's name, the beginning of an f-string included, or its path.
+
+    A path may be put together of several strings, from ``__file__`` on. Docstrings and messages may name modules.
+    """
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant):
+            node.value.value = None  # a docstring
+    names = MODULES.keys() - {"fastload"}
+    parts = {part for name in names for part in name.split(".")}
+    paths = {name.removeprefix("fastload.").replace(".", "/") for name in names if name.count(".") > 1}
+    texts = texts_in(tree)
+    found = {text for text in texts if text.partition(":")[0].rstrip(".") in names or text.removesuffix(".py") in paths}
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Assign | ast.AnnAssign | ast.Return | ast.Expr):
+            source = ast.unparse(node)
+            if "__file__" in source and ".parents[" in source:
+                found |= texts_in(node) & parts
+    return found
+
+
+def test_no_string_names_a_module():
+    named = {name: modules_named_in(ast.parse(path.read_text())) for name, path in MODULES.items()}
+    assert all(named[name] for name in TABLES), "a table that is gone needs no exception"
+    wrong = {name: texts for name, texts in named.items() if texts and name not in TABLES}
+    assert wrong == {}, "import the module, or let it register itself with the one that must not import it"
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        'module = sys.modules.get("fastload.engines.iterators")',
+        'function.__globals__["__name__"] == "fastload.nvtx.wrapping"',
+        'find("fastload.plan:Plan")',
+        'f"fastload.bench.{name}"',
+        'FILES = [str(Path(__file__).parents[1] / "engines" / f"{name}.py") for name in NAMES]',
+        'file.endswith("stats/meter.py")',
+    ],
+)
+def test_a_string_that_names_a_module_is_found(source):
+    assert modules_named_in(ast.parse(source))
+    others = (
+        "from fastload.stats import meter",
+        "'fastload.stats.meter'",
+        "print('see fastload.stats.meter')",
+        "x = 'fastload'",
+    )
+    assert not any(modules_named_in(ast.parse(other)) for other in others)
+
+
 def private(name: object) -> bool:
     return isinstance(name, str) and re.fullmatch(r"_(?!_)\w+", name) is not None
 

@@ -56,7 +56,7 @@ class _ShutDown:
     """
 
     def __init__(self, iterator: Any) -> None:
-        self.iterator = weakref.ref(iterator)
+        self.iterator: Callable[[], Any] = weakref.ref(iterator)
         self.workers = iterator._workers
         self._tell = iterator._workers_done_event, iterator._index_queues, iterator._worker_result_queue
         self._pid = os.getpid()

@@ -32,10 +32,10 @@ if TYPE_CHECKING:
 _TABLE: Final = "ncu.csv"
 SHOWN: Final = 40
 WIDE: Final = 130
-"""Columns from which on the table has all its figures; below it has the shares of the ceilings."""
+"""Least width at which the table has all its figures; a narrower one has the shares of the ceilings."""
 
 _SETS: Final = {"memory": ["--section", "MemoryWorkloadAnalysis"], "none": []}
-"""What ``--set`` adds to the required metrics; other names are ncu's own sets."""
+"""Options that ``--set`` adds to the required metrics; other names are ncu's own sets."""
 
 BACKWARD_NOTE: Final = (
     "note: the backward pass is not among these: autograd launches it from a thread of its own, outside of the range "

@@ -1,7 +1,7 @@
 """The process that reads objects of a store, many at a time.
 
-The runtime of ``obstore`` does not survive a fork, which makes most worker processes; and requests so take no time of
-the training process's interpreter. They come through standard input as pickles:
+Worker processes are mostly forked, and the runtime of ``obstore`` does not work in a forked process. A process of its
+own also spares the training process's interpreter the work. Requests come through standard input as pickles:
 
 * ``(number, [(key, size, etag), ...], True)`` asks for objects, ``False`` for those of the store though they are in the
   cache; ``(number, LIST)`` for a pickle of all that there are; ``(number, None)`` cancels that.
@@ -62,12 +62,12 @@ class Setup:
     """What the process is told first.
 
     Attributes:
-        url: Of the store; keys are relative to it.
+        url: URL of the store; keys are relative to it.
         options: Arguments of ``obstore.store.from_url``.
         requests: Requests in flight; ``None`` finds the number.
-        retries: Of a request that has failed.
+        retries: Number of times that a failed request is made again.
         cache_dir: Folder of the cache, if any.
-        max_cache_bytes: Bytes of its files.
+        max_cache_bytes: Most bytes of its files.
     """
 
     url: str
@@ -82,8 +82,8 @@ class Kept(NamedTuple):
     """A file of the cache.
 
     Attributes:
-        path: Of the file.
-        tagged_with: The key.
+        path: Path of the file.
+        tagged_with: Key of its tags.
     """
 
     path: str

@@ -54,8 +54,8 @@ class ObjectStoreImageFolder(Dataset[tuple[Any, Any]]):
         options: Further arguments of ``obstore.store.from_url``, such as ``config`` and ``client_options``.
 
     Attributes:
-        classes: Their names, sorted.
-        class_to_idx: From name to index.
+        classes: Names of the classes, sorted.
+        class_to_idx: Index of each class by its name.
         samples: Keys, below the URL, and class indices.
         targets: Class indices.
 

@@ -39,8 +39,9 @@ class _Contents:
 
     Attributes:
         groups: Rows of each row group, or record batch.
-        labels: Of all rows; ``None`` if none are asked for.
-        places: Of an Arrow file, as ``ArchiveIndex.places``; an offset of -1 is no image. ``None`` of a Parquet file.
+        labels: Labels of all rows; ``None`` if none are asked for.
+        places: Places of images in an Arrow file, as ``ArchiveIndex.places``; an offset of -1 is no image. ``None``
+            for a Parquet file.
     """
 
     groups: list[int]

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
 CLOSELY_S: Final = 0.002
-"""After a fetch longer than this, the next one is divided, at about 5 µs."""
+"""Length of a fetch after which the next one is divided, which takes about 5 µs."""
 
 CLOSELY_EVERY: Final = 64
 SAMPLER_AFTER_S: Final = 0.15

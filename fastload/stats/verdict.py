@@ -11,17 +11,16 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
 STALL_MIN: Final = 0.1
-"""Below this share of waiting, the loader is not the bottleneck."""
+"""Least share of waiting at which the loader is the bottleneck."""
 
 BUSY_MIN: Final = 0.9
-"""A device that is busy for this share of the time is the bottleneck."""
-
+"""Share of the time from which on a busy device is the bottleneck."""
 
 DECODE_COST_MIN: Final = 0.02
-"""Below this share of a step, what decoding on the GPU costs it is not worth a remedy."""
+"""Least share of a step that decoding on the GPU must take to be worth a remedy."""
 
 MORE_WORKERS: Final = "raise num_workers up to the cores that there are"
-"""The part of remedies that has no use where there are as many workers as cores."""
+"""Part of remedies that is left out where there are as many workers as cores."""
 
 LESS_ON_GPU: Final = (
     "decode less on the GPU: decode='auto' leaves it what threads cannot do, and decode='cpu' nothing; more cores "
@@ -87,7 +86,7 @@ class Verdict:
     Attributes:
         bottleneck: The limit; ``None`` if there is too little data.
         evidence: Parts of a sentence, the strongest first.
-        remedy: What to change, as part of a sentence.
+        remedy: Change to make, as part of a sentence.
     """
 
     bottleneck: Bottleneck | None

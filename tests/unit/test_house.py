@@ -157,9 +157,10 @@ def texts_in(tree: ast.AST) -> set[str]:
 
 
 def modules_named_in(tree: ast.AST) -> set[str]:
-    """Return strings that are a module's name, the beginning of an f-string included, or its path.
+    """Return strings that are a module's name or path.
 
-    A path may be put together of several strings, from ``__file__`` on. Docstrings and messages may name modules.
+    A name may be the beginning of an f-string. A path may be put together of several strings, from ``__file__`` on.
+    Docstrings and messages may name modules.
     """
     for node in ast.walk(tree):
         if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant):

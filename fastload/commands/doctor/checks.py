@@ -18,7 +18,7 @@ from fastload._install import REBUILD, version_of
 from fastload.nvtx import stages
 
 Status: TypeAlias = Literal["ok", "note", "warning", "missing"]
-"""All is well; worth knowing; costs speed or will fail later; fastload does not work without it."""
+"""State of what was checked: well; worth knowing; slow or about to fail; missing, so that nothing works."""
 
 # Releases that the code relies on.
 MINIMUM_TORCH: Final = (2, 11)

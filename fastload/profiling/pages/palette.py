@@ -49,7 +49,7 @@ DARK: Final = {
     "red-fill": "#4a1d1f",
 }
 TEXT: Final = ("ink", "muted")
-"""What text is written in; the others are lines, bars and what they stand on."""
+"""Colours of text; the others are those of lines, bars and backgrounds."""
 
 
 def luminance(colour: str) -> float:

@@ -101,7 +101,7 @@ def doctor(*, measure: bool = True) -> MachineReport:
         measure: Also measure: how fast Pillow decodes and resizes (one core), and how fast a CUDA device is fed from
             pinned and pageable memory (256 MB on the host for half of a second).
     """
-    found = {
+    found: dict[str, Callable[[], Check]] = {
         "python": checks.check_python,
         "torch": checks.check_torch,
         "torchvision": checks.check_torchvision,

@@ -6,9 +6,10 @@ from collections import Counter, defaultdict
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any, Final
 
+from fastload.nvtx.stages import DOMAIN
 from fastload.profiling.recording import intervals
 from fastload.profiling.recording.intervals import Enclosing, Interval
-from fastload.profiling.recording.trace import DOMAIN, OPERATOR, STAGES, STEP, Copy, Kernel, ThreadKey
+from fastload.profiling.recording.trace import OPERATOR, STAGES, STEP, Copy, Kernel, ThreadKey
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

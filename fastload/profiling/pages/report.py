@@ -6,9 +6,9 @@ import shutil
 from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Any, Final
 
+from fastload.nvtx.stages import DOMAIN
 from fastload.profiling.analysis.findings import find
 from fastload.profiling.analysis.trace_diagnosis import diagnose_trace
-from fastload.profiling.recording.trace import DOMAIN
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -34,9 +34,9 @@ class ProfileReport:
 
     Attributes:
         findings: The numbers.
-        verdict: What limits the loop.
+        verdict: Limit of the loop.
         loader: The loader's own verdict on the same run, if there is one.
-        provenance: What was recorded, if known.
+        provenance: Origin of the recording, if known.
     """
 
     findings: Findings
@@ -141,9 +141,9 @@ class Table:
     """One table of the report, for a terminal or a page.
 
     Attributes:
-        title: What it shows.
+        title: One line.
         columns: Titles; those of right-aligned columns have a ``>`` before.
-        note: What to do about it.
+        note: Remedy, if there is one.
         rows: Cells of each row, and its style: ``"red"``, ``"magenta"``, ``"dim"`` or none.
         spans: Start and length of the rows' stretches of time in ns, if they have some.
     """

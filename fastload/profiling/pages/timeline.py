@@ -128,7 +128,7 @@ def lay_out(recording: Recording, findings: Findings) -> Timeline:
             bars = _thinned(recording, (_bar(recording, span, span.name, COLOURS["operator"]) for span in operators))
             rows.append(Row("torch operators", "host", bars, "of the main thread"))
     for role in ("feeder", "worker", "decode", "backward"):
-        threads = [thread for thread in recording.of_role(role) if by_thread[thread.key]]  # type: ignore[arg-type]
+        threads = [thread for thread in recording.of_role(role) if by_thread[thread.key]]
         for number, thread in enumerate(threads):
             name = "decode thread" if role == "decode" else role
             name += "" if role == "backward" or len(threads) == 1 else f" {number}"
@@ -187,7 +187,8 @@ def _streams(recording: Recording) -> list[Row]:
     decoding: dict[tuple[int, int], list[Kernel | Copy]] = defaultdict(list)
     computing: Counter[tuple[int, int]] = Counter()
     copying: Counter[tuple[int, int]] = Counter()
-    for item in (*recording.kernels, *recording.copies):
+    items: list[Kernel | Copy] = [*recording.kernels, *recording.copies]
+    for item in items:
         key = item.device, item.stream
         (decoding if id(item) in decodes else work)[key].append(item)
         if id(item) not in decodes:
@@ -247,8 +248,8 @@ def _joined(bars: Sequence[Bar], apart_ns: int) -> list[Bar]:
     for bar in bars:
         before = joined[last[bar.depth]] if bar.depth in last else None
         if before and before.colour == bar.colour and 0 <= bar.start_ns - before.end_ns <= apart_ns:
-            more = {"length_ns": bar.end_ns - before.start_ns, "detail": "and others after it"}
-            joined[last[bar.depth]] = replace(before, **more)
+            length_ns = bar.end_ns - before.start_ns
+            joined[last[bar.depth]] = replace(before, length_ns=length_ns, detail="and others after it")
         else:
             last[bar.depth] = len(joined)
             joined.append(bar)

@@ -12,10 +12,10 @@ from contextlib import closing
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Final
 
+from fastload.nvtx.stages import DOMAIN
 from fastload.profiling.recording.intervals import length, part, union
 from fastload.profiling.recording.nsys import NsightError
 from fastload.profiling.recording.trace import (
-    DOMAIN,
     STEP,
     Call,
     Copy,
@@ -89,9 +89,10 @@ class _NsysReader:
         kernels, copies = self._kernels(), self._copies()
         main = training_thread(ranges) or _launching_thread(calls)
         steps: list[Span] = [span for span in ranges if span.thread == main and span.name == STEP]
-        of_main = [event for event in (*ranges, *calls) if main in (None, event.thread)]
+        events: list[Range | Call] = [*ranges, *calls]
+        of_main = [event for event in events if main in (None, event.thread)]
         start, end = extent(steps or [*of_main, *kernels, *copies])
-        active = {event.thread for event in (*ranges, *calls, *os_calls)}
+        active = {event.thread for event in [*events, *os_calls]}
         processes = {thread.process for thread in active}
         # Nsight lists every thread of the system.
         names = {thread: name for thread, name in self._thread_names().items() if thread.process in processes}

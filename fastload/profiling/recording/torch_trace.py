@@ -11,9 +11,9 @@ import re
 from collections import Counter, defaultdict
 from typing import TYPE_CHECKING, Any, Final
 
+from fastload.nvtx.stages import DOMAIN
 from fastload.profiling.recording.nsys import nothing_recorded
 from fastload.profiling.recording.trace import (
-    DOMAIN,
     OPERATOR,
     STEP,
     Call,
@@ -113,13 +113,15 @@ class _TorchReader:
         category, name, details = str(event.get("cat")), str(event["name"]), event.get("args") or {}
         start = self._base_ns + round(event["ts"] * 1e3)
         end = start + round(event.get("dur", 0) * 1e3)
-        place = int(details.get("device", 0)), int(details.get("stream", 0)), self._process, details.get("correlation")
+        device, stream = int(details.get("device", 0)), int(details.get("stream", 0))
+        place = device, stream, self._process, details.get("correlation")
         if category == "Trace":
             self._window = start, end
         elif category == "kernel":
             self._kernels.append(Kernel(start, end, kernel_name(name), *place))
         elif category == "gpu_memcpy":
-            self._copies.append(Copy(start, end, *_way(name), int(details.get("bytes", 0)), *place))
+            direction, memory = _way(name)
+            self._copies.append(Copy(start, end, direction, memory, int(details.get("bytes", 0)), *place))
         elif category in _HOST:
             thread = ThreadKey(int(event["pid"]), int(event["tid"]))
             if category == "cpu_op" and _OPERATOR.search(name):
@@ -161,7 +163,7 @@ class _TorchReader:
         names = dict.fromkeys((call.thread for call in self._calls), "")
         names |= {thread: name for thread, name in self._names.items() if thread.process == self._process}
         names |= {thread: self._names.get(thread, "") for thread in active}
-        used = {work.device for work in (*self._kernels, *self._copies)}
+        used = {kernel.device for kernel in self._kernels} | {copy.device for copy in self._copies}
         notes = []
         if others:
             notes.append(f"{others} more processes were traced; this is the one with the lowest id")

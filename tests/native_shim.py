@@ -16,7 +16,7 @@ from PIL import Image
 
 ROOT = Path(__file__).resolve().parent.parent
 CSRC = ROOT / "csrc"
-_PARTS = ("resample/*.cpp", "rng/*.cpp", "image/transform*.cpp", "tests/shim.cpp")
+_PARTS = ("base/simd_level.cpp", "resample/*.cpp", "rng/*.cpp", "image/transform*.cpp", "tests/shim.cpp")
 SOURCES = [path for part in _PARTS for path in sorted(CSRC.glob(part))]
 FILTERS = {
     "nearest": (0, Image.Resampling.NEAREST),

@@ -12,8 +12,8 @@
 #include <nanobind/nanobind.h>
 #include <nanobind/ndarray.h>
 
+#include "base/keyed_hash.h"
 #include "image/look_up.h"
-#include "jpeg/keyed_hash.h"
 #include "resample/resample.h"
 #include "rng/draw_plan.h"
 

@@ -1,8 +1,8 @@
 // Files that end with tags of a key.
 #include "bindings/bindings.h"
 
-#include "jpeg/file.h"
-#include "jpeg/keyed_hash.h"
+#include "base/keyed_hash.h"
+#include "base/source.h"
 
 namespace nb = nanobind;
 using namespace nb::literals;

@@ -6,11 +6,11 @@
 #include <string>
 #include <vector>
 
-#include "image/image.h"
-#include "jpeg/file.h"
+#include "base/image.h"
+#include "base/source.h"
+#include "base/status.h"
 #include "jpeg/jpeg.h"
 #include "jpeg/jpeg_header.h"
-#include "jpeg/status.h"
 
 namespace fastload {
 

@@ -3,7 +3,7 @@
 
 #include <cstdint>
 
-#include "image/image.h"
+#include "base/image.h"
 
 namespace fastload {
 

@@ -5,7 +5,7 @@
 #include <cstddef>
 #include <limits>
 
-#include "image/color_blocks.h"
+#include "base/planes.h"
 #include "image/color_kernels.h"
 
 namespace fastload {

@@ -6,7 +6,7 @@
 #include <array>
 #include <cstdint>
 
-#include "image/image.h"
+#include "base/image.h"
 
 namespace fastload {
 

@@ -11,7 +11,7 @@
 #include <type_traits>
 #include <utility>
 
-#include "image/color_blocks.h"
+#include "base/planes.h"
 #include "image/color_kernels.h"
 
 // Not a compiler flag for the whole file: the linker could then keep an AVX2 copy of a standard-library inline function

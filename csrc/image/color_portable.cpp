@@ -7,7 +7,7 @@
 #include <type_traits>
 #include <utility>
 
-#include "image/color_blocks.h"
+#include "base/planes.h"
 #include "image/color_kernels.h"
 
 #define FASTLOAD_TARGET

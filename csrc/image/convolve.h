@@ -2,7 +2,7 @@
 // torch.
 #pragma once
 
-#include "image/image.h"
+#include "base/image.h"
 
 namespace fastload {
 

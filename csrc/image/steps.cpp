@@ -3,10 +3,10 @@
 #include <cstring>
 #include <string>
 
+#include "base/source.h"
 #include "image/blur.h"
 #include "image/color.h"
 #include "image/gaussian.h"
-#include "jpeg/file.h"
 
 namespace fastload {
 namespace {

@@ -4,7 +4,7 @@
 #include <array>
 #include <vector>
 
-#include "image/image.h"
+#include "base/image.h"
 #include "image/transform.h"
 #include "resample/resample.h"
 

@@ -5,7 +5,7 @@
 #include <array>
 #include <cstdint>
 
-#include "image/image.h"
+#include "base/image.h"
 
 namespace fastload {
 

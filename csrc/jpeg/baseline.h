@@ -4,7 +4,7 @@
 #include <array>
 #include <cstdint>
 
-#include "jpeg/file.h"
+#include "base/source.h"
 #include "jpeg/huffman.h"
 #include "jpeg/jpeg_header.h"
 #include "jpeg/scan.h"

@@ -8,8 +8,8 @@
 #include <string>
 #include <vector>
 
-#include "jpeg/keyed_hash.h"
-#include "jpeg/status.h"
+#include "base/keyed_hash.h"
+#include "base/status.h"
 
 namespace fastload {
 

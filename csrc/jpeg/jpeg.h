@@ -6,9 +6,9 @@
 #include <memory>
 #include <string>
 
-#include "jpeg/file.h"
+#include "base/source.h"
+#include "base/status.h"
 #include "jpeg/jpeg_header.h"
-#include "jpeg/status.h"
 
 namespace fastload {
 

@@ -4,8 +4,8 @@
 #include <cstddef>
 #include <cstdint>
 
-#include "jpeg/file.h"
-#include "jpeg/status.h"
+#include "base/source.h"
+#include "base/status.h"
 
 namespace fastload {
 

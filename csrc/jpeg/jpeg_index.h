@@ -11,7 +11,7 @@
 #include <unordered_map>
 #include <vector>
 
-#include "jpeg/file.h"
+#include "base/source.h"
 #include "jpeg/index_file.h"
 
 namespace fastload {

@@ -4,7 +4,7 @@
 // With FASTLOAD_PAIRS, also transform_pair() of two blocks that lie side by side, whose last index is the greater one.
 #include <cstring>
 
-#include "image/color_blocks.h"
+#include "base/planes.h"
 #include "jpeg/pixel_kernels.h"
 
 namespace fastload {

@@ -5,7 +5,7 @@
 
 #include <initializer_list>
 
-#include "image/color_blocks.h"
+#include "base/planes.h"
 #include "jpeg/pixel_kernels.h"
 
 #define FASTLOAD_TARGET

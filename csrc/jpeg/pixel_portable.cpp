@@ -3,7 +3,7 @@
 #include <cstdint>
 #include <initializer_list>
 
-#include "image/color_blocks.h"
+#include "base/planes.h"
 #include "jpeg/pixel_kernels.h"
 
 #define FASTLOAD_TARGET

@@ -6,7 +6,7 @@
 #include <cstdint>
 #include <vector>
 
-#include "jpeg/file.h"
+#include "base/source.h"
 #include "jpeg/huffman.h"
 
 namespace fastload {

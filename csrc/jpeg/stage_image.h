@@ -7,9 +7,9 @@
 #include <cstdint>
 #include <vector>
 
+#include "base/source.h"
 #include "fastload/device/decode_layout.h"
 #include "jpeg/baseline.h"
-#include "jpeg/file.h"
 #include "jpeg/jpeg.h"
 #include "jpeg/jpeg_index.h"
 #include "jpeg/region_pixels.h"

@@ -14,8 +14,8 @@
 #include <utility>
 #include <vector>
 
+#include "base/source.h"
 #include "image/look_up.h"
-#include "jpeg/file.h"
 #include "jpeg/jpeg_header.h"
 #include "jpeg/jpeg_index.h"
 #include "pool/decode_sample.h"

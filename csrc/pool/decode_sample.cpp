@@ -3,9 +3,9 @@
 #include <algorithm>
 #include <cstring>
 
+#include "base/source.h"
 #include "codecs/codecs.h"
 #include "image/steps.h"
-#include "jpeg/file.h"
 #include "pool/staged_steps.h"
 
 namespace fastload {

@@ -6,7 +6,7 @@
 #include <string>
 #include <vector>
 
-#include "jpeg/file.h"
+#include "base/source.h"
 #include "jpeg/jpeg.h"
 #include "jpeg/stage_image.h"
 #include "resample/resample.h"

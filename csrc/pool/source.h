@@ -8,9 +8,9 @@
 #include <optional>
 #include <string>
 
-#include "jpeg/file.h"
+#include "base/source.h"
+#include "base/status.h"
 #include "jpeg/jpeg_header.h"
-#include "jpeg/status.h"
 #include "pool/decode_sample.h"
 #include "rng/draw_plan.h"
 

@@ -82,7 +82,7 @@ __device__ __forceinline__ void for_each_at(int height, int width, const Sink& t
   }
 }
 
-// As in csrc/image/color_blocks.h.
+// As in csrc/base/planes.h.
 __device__ __forceinline__ int within_levels(float value) {
   value = value > 0.0f ? value : 0.0f;
   value = value < 255.0f ? value : 255.0f;

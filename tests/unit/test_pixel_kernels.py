@@ -14,7 +14,10 @@ CSRC = native_shim.CSRC
 SOURCES = [
     *map(str, sorted(CSRC.glob("resample/*.cpp"))),
     *map(str, sorted(CSRC.glob("jpeg/pixel_*.cpp"))),
-    *(str(CSRC / name) for name in ("jpeg/huffman.cpp", "jpeg/region_pixels.cpp", "tests/pixels.cpp")),
+    *(
+        str(CSRC / name)
+        for name in ("base/simd_level.cpp", "jpeg/huffman.cpp", "jpeg/region_pixels.cpp", "tests/pixels.cpp")
+    ),
 ]
 FLAGS = ["-std=c++17", "-Wall", "-Wextra", "-Werror", "-ffp-contract=off", f"-I{CSRC}"]
 

@@ -1,4 +1,4 @@
-#include "jpeg/keyed_hash.h"
+#include "base/keyed_hash.h"
 
 #include <algorithm>
 #include <cstring>

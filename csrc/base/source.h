@@ -11,8 +11,8 @@
 #include <sys/types.h>
 #include <time.h>
 
-#include "jpeg/keyed_hash.h"
-#include "jpeg/status.h"
+#include "base/keyed_hash.h"
+#include "base/status.h"
 
 namespace fastload {
 

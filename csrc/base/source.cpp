@@ -1,4 +1,4 @@
-#include "jpeg/file.h"
+#include "base/source.h"
 
 #include <algorithm>
 #include <cerrno>

@@ -160,7 +160,7 @@ class JpegIndex:
     # (bytes kept, files kept, images whose file was found, images whose file was not, files evicted, found in the file)
     def totals(self) -> tuple[int, int, int, int, int, int]: ...
 
-# An index that was made ahead, see csrc/jpeg/index_file.h. Raises a ValueError that says why it cannot be used. `key`
+# An index that was made ahead, see csrc/index/index_file.h. Raises a ValueError that says why it cannot be used. `key`
 # has 48 bytes. Thread-safe.
 class IndexFile:
     def __init__(self, path: bytes, key: bytes) -> None: ...

@@ -6,8 +6,8 @@
 #include <nanobind/stl/string.h>
 
 #include "bindings/bindings.h"
-#include "jpeg/index_file.h"
-#include "jpeg/jpeg_index.h"
+#include "index/index_file.h"
+#include "index/jpeg_index.h"
 
 namespace nb = nanobind;
 using namespace nb::literals;

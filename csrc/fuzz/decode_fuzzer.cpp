@@ -14,7 +14,7 @@
 #include <utility>
 #include <vector>
 
-#include "jpeg/jpeg_index.h"
+#include "index/jpeg_index.h"
 #include "pool/decode_sample.h"
 #include "pool/source.h"
 

@@ -4,9 +4,9 @@
 #include <cstdint>
 #include <memory>
 
+#include "index/jpeg_index.h"
 #include "jpeg/baseline.h"
 #include "jpeg/jpeg.h"
-#include "jpeg/jpeg_index.h"
 
 namespace fastload {
 

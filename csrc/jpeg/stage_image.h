@@ -9,9 +9,9 @@
 
 #include "base/source.h"
 #include "fastload/device/decode_layout.h"
+#include "index/jpeg_index.h"
 #include "jpeg/baseline.h"
 #include "jpeg/jpeg.h"
-#include "jpeg/jpeg_index.h"
 #include "jpeg/region_pixels.h"
 #include "jpeg/scan_points.h"
 #include "resample/axis_tables.h"

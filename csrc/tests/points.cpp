@@ -15,10 +15,10 @@
 #include <sys/mman.h>
 #include <unistd.h>
 
+#include "index/index_file.h"
+#include "index/jpeg_index.h"
 #include "jpeg/baseline.h"
-#include "jpeg/index_file.h"
 #include "jpeg/jpeg.h"
-#include "jpeg/jpeg_index.h"
 #include "jpeg/scan_points.h"
 #include "pool/source.h"
 #include "resample/resample.h"

@@ -1,4 +1,4 @@
-#include "jpeg/index_file.h"
+#include "index/index_file.h"
 
 #include <algorithm>
 #include <cerrno>
@@ -10,7 +10,7 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
-#include "jpeg/jpeg_index.h"
+#include "index/jpeg_index.h"
 #include "jpeg/region_decoder.h"
 
 namespace fastload {

@@ -12,7 +12,7 @@
 #include <vector>
 
 #include "base/source.h"
-#include "jpeg/index_file.h"
+#include "index/index_file.h"
 
 namespace fastload {
 

@@ -1,4 +1,4 @@
-#include "jpeg/jpeg_index.h"
+#include "index/jpeg_index.h"
 
 #include <algorithm>
 #include <cstring>

@@ -5,7 +5,7 @@
 #include <nanobind/stl/vector.h>
 
 #include "codecs/codecs.h"
-#include "jpeg/jpeg.h"
+#include "jpeg/decoder.h"
 #include "pool/decode_sample.h"
 
 namespace nb = nanobind;

@@ -9,8 +9,8 @@
 #include "base/image.h"
 #include "base/source.h"
 #include "base/status.h"
-#include "jpeg/jpeg.h"
-#include "jpeg/jpeg_header.h"
+#include "jpeg/decoder.h"
+#include "jpeg/header.h"
 
 namespace fastload {
 

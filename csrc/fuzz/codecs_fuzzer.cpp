@@ -13,7 +13,7 @@
 
 #include "codecs/codecs.h"
 #include "codecs/inflate.h"
-#include "jpeg/jpeg.h"
+#include "jpeg/decoder.h"
 #include "pool/source.h"
 
 using namespace fastload;

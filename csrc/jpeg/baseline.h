@@ -5,9 +5,9 @@
 #include <cstdint>
 
 #include "base/source.h"
-#include "jpeg/huffman.h"
-#include "jpeg/jpeg_header.h"
-#include "jpeg/scan.h"
+#include "jpeg/entropy/huffman.h"
+#include "jpeg/entropy/scan.h"
+#include "jpeg/header.h"
 
 namespace fastload {
 

@@ -3,8 +3,8 @@
 #include <algorithm>
 #include <new>
 
+#include "jpeg/entropy/scan_points.h"
 #include "jpeg/region_pixels.h"
-#include "jpeg/scan_points.h"
 
 namespace fastload {
 

@@ -6,7 +6,7 @@
 
 #include "index/jpeg_index.h"
 #include "jpeg/baseline.h"
-#include "jpeg/jpeg.h"
+#include "jpeg/decoder.h"
 
 namespace fastload {
 

@@ -6,7 +6,7 @@
 #include <cstdint>
 
 #include "jpeg/baseline.h"
-#include "jpeg/pixel_kernels.h"
+#include "jpeg/pixels/kernels.h"
 #include "resample/resample_kernels.h"
 
 namespace fastload {

@@ -3,7 +3,7 @@
 #include <algorithm>
 #include <cstring>
 
-#include "jpeg/unstuff.h"
+#include "jpeg/entropy/unstuff.h"
 
 namespace fastload {
 namespace {

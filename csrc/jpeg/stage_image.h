@@ -11,9 +11,9 @@
 #include "fastload/device/decode_layout.h"
 #include "index/jpeg_index.h"
 #include "jpeg/baseline.h"
-#include "jpeg/jpeg.h"
+#include "jpeg/decoder.h"
+#include "jpeg/entropy/scan_points.h"
 #include "jpeg/region_pixels.h"
-#include "jpeg/scan_points.h"
 #include "resample/axis_tables.h"
 
 namespace fastload {

@@ -17,7 +17,7 @@
 #include "base/source.h"
 #include "image/look_up.h"
 #include "index/jpeg_index.h"
-#include "jpeg/jpeg_header.h"
+#include "jpeg/header.h"
 #include "pool/decode_sample.h"
 #include "pool/source.h"
 #include "pool/staging.h"

@@ -7,7 +7,7 @@
 #include <vector>
 
 #include "base/source.h"
-#include "jpeg/jpeg.h"
+#include "jpeg/decoder.h"
 #include "jpeg/stage_image.h"
 #include "resample/resample.h"
 #include "rng/draw_plan.h"

@@ -10,7 +10,7 @@
 
 #include "base/source.h"
 #include "base/status.h"
-#include "jpeg/jpeg_header.h"
+#include "jpeg/header.h"
 #include "pool/decode_sample.h"
 #include "rng/draw_plan.h"
 

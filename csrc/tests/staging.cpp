@@ -10,8 +10,8 @@
 #include <string>
 #include <vector>
 
+#include "jpeg/entropy/unstuff.h"
 #include "jpeg/stage_image.h"
-#include "jpeg/unstuff.h"
 #include "pool/source.h"
 #include "tests/random_file.h"
 

@@ -15,13 +15,13 @@ __constant__ u8 kNaturalOrder[64] = {0,  1,  8,  16, 9,  2,  3,  10, 17, 24, 32,
                                      35, 42, 49, 56, 57, 50, 43, 36, 29, 22, 15, 23, 30, 37, 44, 51,
                                      58, 59, 52, 45, 38, 31, 39, 46, 53, 60, 61, 54, 47, 55, 62, 63};
 
-// As in csrc/jpeg/pixel_kernels.h.
+// As in csrc/jpeg/pixels/kernels.h.
 constexpr int kMostValue = 8192;
 constexpr int kMostBelow = 384;
 constexpr int kMostResults = 1024;
 
 // One pass over eight values: the factorization of Loeffler, Ligtenberg and Moschytz, as in
-// csrc/jpeg/pixel_portable.cpp.
+// csrc/jpeg/pixels/portable.cpp.
 __device__ __forceinline__ void transform_eight(const int (&in)[8], int (&out)[8], int shift, int bias) {
   const int sum = (in[0] + in[4]) * 8192 + bias, difference = (in[0] - in[4]) * 8192 + bias;
   const int a = in[2] * 4433 - in[6] * 10704, b = in[2] * 10703 + in[6] * 4433;

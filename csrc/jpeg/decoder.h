@@ -8,7 +8,7 @@
 
 #include "base/source.h"
 #include "base/status.h"
-#include "jpeg/jpeg_header.h"
+#include "jpeg/header.h"
 
 namespace fastload {
 

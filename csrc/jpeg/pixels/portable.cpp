@@ -4,7 +4,7 @@
 #include <initializer_list>
 
 #include "base/planes.h"
-#include "jpeg/pixel_kernels.h"
+#include "jpeg/pixels/kernels.h"
 
 #define FASTLOAD_TARGET
 
@@ -86,7 +86,7 @@ inline void merge(const Planes& planes, std::uint8_t* bytes) {
 }  // namespace
 }  // namespace fastload
 
-#include "jpeg/pixel_loops.h"
+#include "jpeg/pixels/loops.h"
 
 namespace fastload {
 const PixelKernels kPortablePixels = kPixelLoops;

@@ -5,7 +5,7 @@
 #include <initializer_list>
 
 #include "image/color_avx2.h"
-#include "jpeg/pixel_kernels.h"
+#include "jpeg/pixels/kernels.h"
 
 #define FASTLOAD_INLINE FASTLOAD_TARGET inline __attribute__((always_inline))
 
@@ -22,7 +22,7 @@ FASTLOAD_INLINE __m256i combine(__m256i pairs, int a, int b) {
   return _mm256_madd_epi16(pairs, _mm256_set1_epi32((a & 0xFFFF) | static_cast<int>(static_cast<unsigned>(b) << 16)));
 }
 
-// One pass, as transform_eight() in pixel_portable.cpp, for eight columns. Values fit into 16 bits, and so do sums of
+// One pass, as transform_eight() in portable.cpp, for eight columns. Values fit into 16 bits, and so do sums of
 // two. With kHalf, the last four of each eight are 0.
 template <int kShift, bool kHalf>
 FASTLOAD_INLINE void transform_eight(__m256i (&x)[8], int bias) {

@@ -3,9 +3,9 @@
 
 #define FASTLOAD_TARGET __attribute__((target("avx2")))
 
-#include "jpeg/pixel_avx2.h"
+#include "jpeg/pixels/avx2.h"
 
-#include "jpeg/pixel_loops.h"
+#include "jpeg/pixels/loops.h"
 
 namespace fastload {
 const PixelKernels kAvx2Pixels = kPixelLoops;

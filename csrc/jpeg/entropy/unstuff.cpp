@@ -1,4 +1,4 @@
-#include "jpeg/unstuff.h"
+#include "jpeg/entropy/unstuff.h"
 
 #include <algorithm>
 #include <cstring>

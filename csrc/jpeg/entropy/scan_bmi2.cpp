@@ -2,7 +2,7 @@
 #if defined(__x86_64__)
 
 #define FASTLOAD_TARGET __attribute__((target("avx2,bmi,bmi2")))
-#include "jpeg/scan_loops.h"
+#include "jpeg/entropy/scan_loops.h"
 
 namespace fastload {
 

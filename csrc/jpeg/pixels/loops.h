@@ -5,7 +5,7 @@
 #include <cstring>
 
 #include "base/planes.h"
-#include "jpeg/pixel_kernels.h"
+#include "jpeg/pixels/kernels.h"
 
 namespace fastload {
 namespace {

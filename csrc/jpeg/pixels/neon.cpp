@@ -6,7 +6,7 @@
 #include <initializer_list>
 
 #include "base/planes.h"
-#include "jpeg/pixel_kernels.h"
+#include "jpeg/pixels/kernels.h"
 
 #define FASTLOAD_TARGET
 
@@ -38,7 +38,7 @@ inline int16x8_t narrowed(Wide x) {
   return vqmovn_high_s32(vqmovn_s32(vshrq_n_s32(x.low, kShift)), vshrq_n_s32(x.high, kShift));
 }
 
-// One pass, as transform_eight() in pixel_portable.cpp, for eight columns. Sums of two values fit into 16 bits; results
+// One pass, as transform_eight() in portable.cpp, for eight columns. Sums of two values fit into 16 bits; results
 // that do not are clipped. With kHalf, the last four of each eight are 0.
 template <int kShift, bool kHalf>
 inline void transform_eight(int16x8_t (&x)[8], std::int32_t bias) {
@@ -158,7 +158,7 @@ inline void merge(const Planes& planes, std::uint8_t* bytes) {
 }  // namespace
 }  // namespace fastload
 
-#include "jpeg/pixel_loops.h"
+#include "jpeg/pixels/loops.h"
 
 namespace fastload {
 const PixelKernels kNeonPixels = kPixelLoops;

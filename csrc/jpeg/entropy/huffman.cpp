@@ -1,4 +1,4 @@
-#include "jpeg/huffman.h"
+#include "jpeg/entropy/huffman.h"
 
 #include <algorithm>
 #include <cstddef>

@@ -7,7 +7,7 @@
 #include <vector>
 
 #include "base/source.h"
-#include "jpeg/huffman.h"
+#include "jpeg/entropy/huffman.h"
 
 namespace fastload {
 

@@ -1,4 +1,4 @@
-#include "jpeg/scan_points.h"
+#include "jpeg/entropy/scan_points.h"
 
 #include <algorithm>
 #include <cstring>

@@ -1,4 +1,4 @@
-#include "jpeg/jpeg_header.h"
+#include "jpeg/header.h"
 
 #include <algorithm>
 #include <cstring>

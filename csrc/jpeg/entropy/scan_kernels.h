@@ -4,7 +4,7 @@
 #include <cstdint>
 #include <cstring>
 
-#include "jpeg/scan.h"
+#include "jpeg/entropy/scan.h"
 
 namespace fastload {
 

@@ -1,4 +1,4 @@
-#include "jpeg/jpeg.h"
+#include "jpeg/decoder.h"
 
 #include <atomic>
 #include <cstddef>

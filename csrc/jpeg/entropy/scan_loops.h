@@ -3,7 +3,7 @@
 #include <cstdint>
 #include <cstring>
 
-#include "jpeg/scan_kernels.h"
+#include "jpeg/entropy/scan_kernels.h"
 
 namespace fastload {
 namespace {

@@ -5,7 +5,7 @@
 #define FASTLOAD_TARGET __attribute__((target("avx2,avx512f,avx512bw,avx512vl")))
 #define FASTLOAD_PAIRS
 
-#include "jpeg/pixel_avx2.h"
+#include "jpeg/pixels/avx2.h"
 
 namespace fastload {
 namespace {
@@ -141,7 +141,7 @@ FASTLOAD_TARGET inline bool transform_pair(const std::int16_t* blocks, int last,
 }  // namespace
 }  // namespace fastload
 
-#include "jpeg/pixel_loops.h"
+#include "jpeg/pixels/loops.h"
 
 namespace fastload {
 const PixelKernels kAvx512Pixels = kPixelLoops;

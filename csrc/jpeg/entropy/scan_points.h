@@ -7,7 +7,7 @@
 #include <cstdint>
 #include <vector>
 
-#include "jpeg/scan.h"
+#include "jpeg/entropy/scan.h"
 
 namespace fastload {
 

@@ -1,15 +1,15 @@
-#include "jpeg/scan.h"
+#include "jpeg/entropy/scan.h"
 
 #include <algorithm>
 #include <cstring>
 
-#include "jpeg/scan_kernels.h"
-#include "jpeg/scan_points.h"
-#include "jpeg/unstuff.h"
+#include "jpeg/entropy/scan_kernels.h"
+#include "jpeg/entropy/scan_points.h"
+#include "jpeg/entropy/unstuff.h"
 #include "resample/resample.h"
 
 #define FASTLOAD_TARGET
-#include "jpeg/scan_loops.h"
+#include "jpeg/entropy/scan_loops.h"
 
 namespace fastload {
 

@@ -6,7 +6,7 @@
 
 #include <nanobind/ndarray.h>
 
-#include "image/color.h"
+#include "image/color/color.h"
 #include "image/look_up.h"
 
 namespace nb = nanobind;

@@ -11,8 +11,8 @@
 #include <nanobind/stl/pair.h>
 #include <nanobind/stl/string.h>
 
-#include "image/blur.h"
-#include "image/convolve.h"
+#include "image/filters/blur.h"
+#include "image/filters/convolve.h"
 #include "image/transform.h"
 
 namespace nb = nanobind;

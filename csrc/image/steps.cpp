@@ -4,9 +4,9 @@
 #include <string>
 
 #include "base/source.h"
-#include "image/blur.h"
-#include "image/color.h"
-#include "image/gaussian.h"
+#include "image/color/color.h"
+#include "image/filters/blur.h"
+#include "image/filters/gaussian.h"
 
 namespace fastload {
 namespace {

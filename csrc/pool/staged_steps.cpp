@@ -4,8 +4,8 @@
 #include <cstddef>
 #include <string>
 
-#include "image/blur.h"
-#include "image/gaussian.h"
+#include "image/filters/blur.h"
+#include "image/filters/gaussian.h"
 #include "image/transform_kernels.h"
 
 namespace fastload {

@@ -1,8 +1,8 @@
 #include <algorithm>
 #include <cmath>
 
-#include "image/blur.h"
-#include "image/gaussian.h"
+#include "image/filters/blur.h"
+#include "image/filters/gaussian.h"
 #include "rng/draw_plan.h"
 #include "rng/draw_python.h"
 

@@ -13,8 +13,8 @@
 #include <memory>
 #include <random>
 
-#include "image/blur.h"
-#include "image/gaussian.h"
+#include "image/filters/blur.h"
+#include "image/filters/gaussian.h"
 #include "image/transform.h"
 #include "resample/resample.h"
 

@@ -1,4 +1,4 @@
-// Steps that change colours, as in csrc/image/color_loops.h and color.cpp. Included by steps.cu.
+// Steps that change colours, as in csrc/image/color/loops.h and color.cpp. Included by steps.cu.
 
 #include "step_images.h"
 

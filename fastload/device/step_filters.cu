@@ -38,7 +38,7 @@ struct Sums {
   }
 };
 
-// As in csrc/image/blur.h.
+// As in csrc/image/filters/blur.h.
 struct Box {
   int radius;
   u32 whole, far;
@@ -111,7 +111,7 @@ __device__ __noinline__ void blur_lines(const Words& in, const Box& box, bool al
   }
 }
 
-// One half of a symmetric kernel, from half of its center on; as in csrc/image/gaussian.cpp.
+// One half of a symmetric kernel, from half of its center on; as in csrc/image/filters/gaussian.cpp.
 struct HalfKernel {
   const short* weights;
   int count, shift;

@@ -1,7 +1,7 @@
 // Changes of colour for AVX-512: AVX2's, but for a lookup among 64 bytes at once, 2.5 times as fast.
 #if defined(__x86_64__)
 
-#include "image/color_avx2.h"
+#include "image/color/avx2.h"
 
 #define FASTLOAD_TARGET __attribute__((target("avx2,fma,avx512f,avx512bw,avx512vl,avx512vbmi")))
 
@@ -44,7 +44,7 @@ class LookUp {
 }  // namespace
 }  // namespace fastload
 
-#include "image/color_loops.h"
+#include "image/color/loops.h"
 
 namespace fastload {
 const ColorKernels kAvx512Color = kLoops;

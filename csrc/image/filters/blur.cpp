@@ -1,6 +1,6 @@
 // Blurs columns, in strips that fit into the cache; rows are columns of the image turned by 90 degrees (a box is
 // symmetric, so the direction of the turn doesn't matter).
-#include "image/blur.h"
+#include "image/filters/blur.h"
 
 #include <algorithm>
 #include <cmath>

@@ -12,7 +12,7 @@
 #include <utility>
 
 #include "base/planes.h"
-#include "image/color_kernels.h"
+#include "image/color/kernels.h"
 
 // Not a compiler flag for the whole file: the linker could then keep an AVX2 copy of a standard-library inline function
 // for the whole program.

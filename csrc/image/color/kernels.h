@@ -4,7 +4,7 @@
 #include <array>
 #include <cstdint>
 
-#include "image/color.h"
+#include "image/color/color.h"
 #include "resample/resample.h"
 
 namespace fastload {

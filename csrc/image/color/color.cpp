@@ -1,4 +1,4 @@
-#include "image/color.h"
+#include "image/color/color.h"
 
 #include <algorithm>
 #include <cmath>
@@ -6,7 +6,7 @@
 #include <limits>
 
 #include "base/planes.h"
-#include "image/color_kernels.h"
+#include "image/color/kernels.h"
 
 namespace fastload {
 namespace {

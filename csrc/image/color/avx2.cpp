@@ -1,7 +1,7 @@
 // Changes of colour for AVX2.
 #if defined(__x86_64__)
 
-#include "image/color_avx2.h"
+#include "image/color/avx2.h"
 
 #define FASTLOAD_TARGET FASTLOAD_AVX2
 
@@ -52,7 +52,7 @@ class LookUp {
 }  // namespace
 }  // namespace fastload
 
-#include "image/color_loops.h"
+#include "image/color/loops.h"
 
 namespace fastload {
 const ColorKernels kAvx2Color = kLoops;

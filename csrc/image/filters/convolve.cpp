@@ -1,4 +1,4 @@
-#include "image/convolve.h"
+#include "image/filters/convolve.h"
 
 #include <algorithm>
 #include <cmath>

@@ -8,7 +8,7 @@
 #include <utility>
 
 #include "base/planes.h"
-#include "image/color_kernels.h"
+#include "image/color/kernels.h"
 
 #define FASTLOAD_TARGET
 
@@ -63,7 +63,7 @@ class LookUp {
 }  // namespace
 }  // namespace fastload
 
-#include "image/color_loops.h"
+#include "image/color/loops.h"
 
 namespace fastload {
 const ColorKernels kPortableColor = kLoops;

@@ -1,4 +1,4 @@
-#include "image/gaussian.h"
+#include "image/filters/gaussian.h"
 
 #include <algorithm>
 #include <cmath>

@@ -1,7 +1,7 @@
 // The instruction set in use: chosen at run time by the processor's features, and its kernels.
 #include <atomic>
 
-#include "resample/resample_kernels.h"
+#include "resample/kernels.h"
 
 namespace fastload {
 namespace {

@@ -7,7 +7,7 @@
 
 #include "jpeg/baseline.h"
 #include "jpeg/pixels/kernels.h"
-#include "resample/resample_kernels.h"
+#include "resample/kernels.h"
 
 namespace fastload {
 

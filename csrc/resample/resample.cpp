@@ -4,7 +4,7 @@
 #include <algorithm>
 #include <cstring>
 
-#include "resample/resample_kernels.h"
+#include "resample/kernels.h"
 
 namespace fastload {
 namespace {

@@ -3,7 +3,7 @@
 #include <algorithm>
 #include <cmath>
 
-#include "resample/resample_kernels.h"
+#include "resample/kernels.h"
 
 namespace fastload {
 namespace {

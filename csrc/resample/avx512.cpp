@@ -10,7 +10,7 @@
 #include <algorithm>
 #include <cstring>
 
-#include "resample/resample_kernels.h"
+#include "resample/kernels.h"
 
 #if defined(__GNUC__) && !defined(__clang__)
 // GCC 12 warns about its own headers: their "undefined" vectors are written as uninitialized variables (GCC bug

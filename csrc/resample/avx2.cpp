@@ -9,7 +9,7 @@
 #include <algorithm>
 #include <cstring>
 
-#include "resample/resample_kernels.h"
+#include "resample/kernels.h"
 
 // Not a compiler flag for the whole file: the linker could then keep an AVX2 copy of a standard-library inline function
 // for the whole program.

@@ -6,7 +6,7 @@
 
 #include "codecs/codecs.h"
 #include "jpeg/decoder.h"
-#include "pool/decode_sample.h"
+#include "sample/sample.h"
 
 namespace nb = nanobind;
 using namespace nb::literals;

@@ -14,7 +14,7 @@
 #include "codecs/codecs.h"
 #include "codecs/inflate.h"
 #include "jpeg/decoder.h"
-#include "pool/source.h"
+#include "sample/source.h"
 
 using namespace fastload;
 

@@ -15,8 +15,8 @@
 #include <vector>
 
 #include "index/jpeg_index.h"
-#include "pool/decode_sample.h"
-#include "pool/source.h"
+#include "sample/sample.h"
+#include "sample/source.h"
 
 using namespace fastload;
 

@@ -18,10 +18,10 @@
 #include "image/look_up.h"
 #include "index/jpeg_index.h"
 #include "jpeg/header.h"
-#include "pool/decode_sample.h"
-#include "pool/source.h"
 #include "pool/staging.h"
 #include "rng/draw_plan.h"
+#include "sample/sample.h"
+#include "sample/source.h"
 
 namespace fastload {
 

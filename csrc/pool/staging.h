@@ -8,7 +8,7 @@
 #include <vector>
 
 #include "fastload/device/decode_layout.h"
-#include "pool/decode_sample.h"
+#include "sample/sample.h"
 
 namespace fastload {
 

@@ -20,8 +20,8 @@
 #include "jpeg/baseline.h"
 #include "jpeg/decoder.h"
 #include "jpeg/entropy/scan_points.h"
-#include "pool/source.h"
 #include "resample/resample.h"
+#include "sample/source.h"
 #include "tests/random_file.h"
 
 using namespace fastload;

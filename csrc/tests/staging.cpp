@@ -12,7 +12,7 @@
 
 #include "jpeg/entropy/unstuff.h"
 #include "jpeg/stage_image.h"
-#include "pool/source.h"
+#include "sample/source.h"
 #include "tests/random_file.h"
 
 using namespace fastload;

@@ -1,4 +1,4 @@
-#include "pool/source.h"
+#include "sample/source.h"
 
 #include <algorithm>
 #include <new>

@@ -11,8 +11,8 @@
 #include "base/source.h"
 #include "base/status.h"
 #include "jpeg/header.h"
-#include "pool/decode_sample.h"
 #include "rng/draw_plan.h"
+#include "sample/sample.h"
 
 namespace fastload {
 

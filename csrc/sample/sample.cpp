@@ -1,4 +1,4 @@
-#include "pool/decode_sample.h"
+#include "sample/sample.h"
 
 #include <algorithm>
 #include <cstring>

@@ -5,7 +5,7 @@
 
 #include <nanobind/ndarray.h>
 
-#include "pool/staging.h"
+#include "gpu/staging.h"
 
 namespace fastload {
 

@@ -10,7 +10,7 @@
 
 #include "image/transform_kernels.h"
 
-// Not a compiler flag for the whole file: see resample_avx2.cpp.
+// Not a compiler flag for the whole file: see resample/avx2.cpp.
 #define FASTLOAD_AVX2 __attribute__((target("avx2")))
 
 namespace fastload {

@@ -15,10 +15,10 @@
 #include <vector>
 
 #include "base/source.h"
+#include "gpu/staging.h"
 #include "image/look_up.h"
 #include "index/jpeg_index.h"
 #include "jpeg/header.h"
-#include "pool/staging.h"
 #include "rng/draw_plan.h"
 #include "sample/sample.h"
 #include "sample/source.h"

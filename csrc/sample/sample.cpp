@@ -5,8 +5,8 @@
 
 #include "base/source.h"
 #include "codecs/codecs.h"
+#include "gpu/staged_steps.h"
 #include "image/steps.h"
-#include "pool/staged_steps.h"
 
 namespace fastload {
 namespace {

@@ -7,8 +7,8 @@
 #include <vector>
 
 #include "base/source.h"
+#include "gpu/stage_image.h"
 #include "jpeg/decoder.h"
-#include "jpeg/stage_image.h"
 #include "resample/resample.h"
 #include "rng/draw_plan.h"
 

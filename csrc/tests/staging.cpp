@@ -10,8 +10,8 @@
 #include <string>
 #include <vector>
 
+#include "gpu/stage_image.h"
 #include "jpeg/entropy/unstuff.h"
-#include "jpeg/stage_image.h"
 #include "sample/source.h"
 #include "tests/random_file.h"
 

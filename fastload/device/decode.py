@@ -1,7 +1,7 @@
 """Decode JPEG files on a GPU, with the bits of the decode threads.
 
 The threads only read the files: they remove what is not data, and say where segments of it begin, which they know from
-the index (``csrc/jpeg/stage_image.h``). The kernels in ``decode.cu`` do the rest, from entropy decoding to the resize,
+the index (``csrc/gpu/stage_image.h``). The kernels in ``decode.cu`` do the rest, from entropy decoding to the resize,
 and those in ``steps.cu`` what follows on images.
 What the kernels cannot decode, the threads have decoded: a batch may contain both.
 """

@@ -8,7 +8,7 @@ namespace {
 
 constexpr int kDcBits = 9;  // of a code's beginning, by which symbols are looked up
 constexpr int kAcBits = 12;
-constexpr int kWorkThreads = 64;  // as in csrc/pool/staging.cpp
+constexpr int kWorkThreads = 64;  // as in csrc/gpu/staging.cpp
 constexpr int kTableThreads = 256;
 
 // A symbol: from the lowest bit on, 4 bits for the bits of its value, 5 for all of its bits, the rest for how much the

@@ -1,4 +1,4 @@
-// Steps on the decoded images of a batch, as decode threads write them (csrc/pool/staged_steps.cpp) and the kernel in
+// Steps on the decoded images of a batch, as decode threads write them (csrc/gpu/staged_steps.cpp) and the kernel in
 // steps.cu reads them. Numbers only: it is compiled by the host's compiler and by NVRTC, which may lack headers.
 #pragma once
 

@@ -1,4 +1,4 @@
-#include "jpeg/stage_image.h"
+#include "gpu/stage_image.h"
 
 #include <algorithm>
 #include <cstring>

@@ -1,4 +1,4 @@
-#include "pool/staged_steps.h"
+#include "gpu/staged_steps.h"
 
 #include <algorithm>
 #include <cstddef>

@@ -1,4 +1,4 @@
-#include "pool/staging.h"
+#include "gpu/staging.h"
 
 #include <algorithm>
 #include <chrono>

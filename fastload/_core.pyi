@@ -117,6 +117,8 @@ class Job:
     # Of all threads on it so far, without tasks in progress.
     def work_seconds(self) -> float: ...
 
+def kernel_source(file: str) -> str: ...  # the text of a file in csrc/gpu/kernels
+
 # The files of a batch, prepared in `memory` (uint8, aligned to 16 bytes) for the kernels of decode.cu. finish() may be
 # called once, when no thread adds files any more, and returns parts of the batch whose intermediate results take at
 # most so many bytes: (first image, images, byte of the work list, its items, bytes of coefficients, other bytes, most

@@ -93,6 +93,7 @@ NB_MODULE(_core, m) {
   fastload::bind_draws(m);
   fastload::bind_decode(m);
   fastload::bind_batch(m);
+  fastload::bind_kernels(m);
   fastload::bind_lists(m);
   fastload::bind_tagged(m);
   fastload::bind_color(m);

@@ -25,6 +25,7 @@ void bind_draws(nanobind::module_& m);
 void bind_decode(nanobind::module_& m);
 void bind_batch(nanobind::module_& m);
 void bind_index(nanobind::module_& m);
+void bind_kernels(nanobind::module_& m);
 void bind_lists(nanobind::module_& m);
 void bind_staging(nanobind::module_& m);
 void bind_tagged(nanobind::module_& m);

@@ -1,4 +1,4 @@
-// Prepares one JPEG file for the CUDA kernels that decode it (fastload/device/decode.cu). Knows neither Python nor
+// Prepares one JPEG file for the CUDA kernels that decode it (gpu/kernels/decode.cu). Knows neither Python nor
 // CUDA.
 #pragma once
 
@@ -8,7 +8,7 @@
 #include <vector>
 
 #include "base/source.h"
-#include "fastload/device/decode_layout.h"
+#include "gpu/kernels/decode_layout.h"
 #include "index/jpeg_index.h"
 #include "jpeg/baseline.h"
 #include "jpeg/decoder.h"

@@ -5,8 +5,8 @@
 #include <cstdint>
 #include <vector>
 
-#include "fastload/device/decode_layout.h"
-#include "fastload/device/steps_layout.h"
+#include "gpu/kernels/decode_layout.h"
+#include "gpu/kernels/steps_layout.h"
 #include "image/steps.h"
 
 namespace fastload {

@@ -7,7 +7,7 @@
 #include <mutex>
 #include <vector>
 
-#include "fastload/device/decode_layout.h"
+#include "gpu/kernels/decode_layout.h"
 #include "sample/sample.h"
 
 namespace fastload {

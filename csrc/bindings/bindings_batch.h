@@ -11,7 +11,7 @@
 
 #include "bindings/bindings.h"
 #include "bindings/bindings_staging.h"
-#include "pool/batch.h"
+#include "pool/pool.h"
 
 namespace fastload {
 

@@ -18,7 +18,7 @@
 #include <nanobind/stl/tuple.h>
 #include <nanobind/stl/vector.h>
 
-#include "pool/batch.h"
+#include "pool/pool.h"
 #include "rng/draw_plan.h"
 
 namespace nb = nanobind;

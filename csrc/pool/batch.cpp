@@ -1,4 +1,4 @@
-#include "pool/batch.h"
+#include "pool/pool.h"
 
 #include <algorithm>
 #include <stdexcept>

@@ -11,7 +11,7 @@
 #include <pthread.h>
 #include <sys/types.h>
 
-#include "pool/batch.h"
+#include "pool/pool.h"
 #include "pool/ranges.h"
 
 namespace fastload {

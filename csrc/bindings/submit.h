@@ -6,7 +6,7 @@
 #include <string>
 #include <vector>
 
-#include "bindings/bindings_batch.h"
+#include "bindings/pool.h"
 
 namespace fastload {
 

@@ -10,7 +10,7 @@
 #include <nanobind/ndarray.h>
 
 #include "bindings/bindings.h"
-#include "bindings/bindings_staging.h"
+#include "bindings/staging.h"
 #include "pool/pool.h"
 
 namespace fastload {

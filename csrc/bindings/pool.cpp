@@ -1,4 +1,4 @@
-#include "bindings/bindings_batch.h"
+#include "bindings/pool.h"
 
 #include <algorithm>
 #include <iterator>
@@ -8,7 +8,7 @@
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/vector.h>
 
-#include "bindings/bindings_submit.h"
+#include "bindings/submit.h"
 
 namespace nb = nanobind;
 using namespace nb::literals;

@@ -1,4 +1,4 @@
-#include "bindings/bindings_staging.h"
+#include "bindings/staging.h"
 
 #include <string>
 #include <utility>

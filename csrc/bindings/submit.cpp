@@ -1,4 +1,4 @@
-#include "bindings/bindings_submit.h"
+#include "bindings/submit.h"
 
 #include <cstring>
 #include <memory>

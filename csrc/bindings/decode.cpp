@@ -10,7 +10,7 @@
 #include <nanobind/stl/shared_ptr.h>
 #include <nanobind/stl/string.h>
 
-#include "bindings/bindings_submit.h"
+#include "bindings/submit.h"
 
 namespace nb = nanobind;
 using namespace nb::literals;

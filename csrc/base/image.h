@@ -1,4 +1,4 @@
-// Images in memory, as the kernels in this folder read and write them. Knows neither Python nor torch.
+// Images in memory, and parts of them. Knows neither Python nor torch.
 #pragma once
 
 #include <cstddef>
@@ -29,6 +29,14 @@ struct ConstImage {
   ConstImage(const Image& image) : ConstImage(image.data, image.stride, image.height, image.width) {}
 
   const std::uint8_t* row(int y) const { return data + stride * y; }
+};
+
+// A rectangle of whole pixels.
+struct PixelBox {
+  int top = 0;
+  int left = 0;
+  int height = 0;
+  int width = 0;
 };
 
 }  // namespace fastload

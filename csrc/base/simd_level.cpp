@@ -1,7 +1,6 @@
-// The instruction set in use: chosen at run time by the processor's features, and its kernels.
-#include <atomic>
+#include "base/simd_level.h"
 
-#include "resample/kernels.h"
+#include <atomic>
 
 namespace fastload {
 namespace {
@@ -50,18 +49,6 @@ bool set_simd_level(SimdLevel level) {
       level == SimdLevel::portable || level == best || (level == SimdLevel::avx2 && best == SimdLevel::avx512);
   if (have) level_in_use().store(level, std::memory_order_relaxed);
   return have;
-}
-
-const Kernels& kernels_for(SimdLevel level) {
-  switch (level) {
-#if defined(__x86_64__)
-    case SimdLevel::avx2: return kAvx2Kernels;
-    case SimdLevel::avx512: return kAvx512Kernels;
-#elif defined(__aarch64__)
-    case SimdLevel::neon: return kNeonKernels;
-#endif
-    default: return kPortableKernels;
-  }
 }
 
 }  // namespace fastload

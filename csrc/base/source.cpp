@@ -20,24 +20,6 @@ timespec modified(const struct stat& about) {
 
 }  // namespace
 
-void Buffer::resize(std::size_t size) {
-  if (size > capacity_) {
-    constexpr std::size_t step = 1 << 16;
-    const std::size_t capacity = (size + step - 1) / step * step;
-    data_.reset();
-    capacity_ = size_ = 0;
-    data_.reset(new std::uint8_t[capacity]);
-    capacity_ = capacity;
-  }
-  size_ = size;
-}
-
-void Buffer::shrink(std::size_t bytes) {
-  if (capacity_ <= bytes) return;
-  data_.reset();
-  capacity_ = size_ = 0;
-}
-
 ByteSource& ByteSource::operator=(ByteSource&& other) noexcept {
   close();
   data_ = std::exchange(other.data_, nullptr);

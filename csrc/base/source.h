@@ -4,45 +4,17 @@
 #include <atomic>
 #include <cstddef>
 #include <cstdint>
-#include <memory>
 #include <utility>
 
 #include <sys/stat.h>
 #include <sys/types.h>
 #include <time.h>
 
+#include "base/buffer.h"
 #include "base/keyed_hash.h"
 #include "base/status.h"
 
 namespace fastload {
-
-// A reusable byte buffer that is never zero-filled.
-class Buffer {
- public:
-  Buffer() = default;
-  Buffer(Buffer&& other) noexcept { *this = std::move(other); }
-  Buffer& operator=(Buffer&& other) noexcept {
-    data_ = std::move(other.data_);
-    size_ = std::exchange(other.size_, 0);
-    capacity_ = std::exchange(other.capacity_, 0);
-    return *this;
-  }
-  std::uint8_t* data() { return data_.get(); }
-  const std::uint8_t* data() const { return data_.get(); }
-  std::size_t size() const { return size_; }
-  std::size_t capacity() const { return capacity_; }
-  // Loses the contents. Throws std::bad_alloc.
-  void resize(std::size_t size);
-  // Keeps the first `size` bytes; size <= size().
-  void truncate(std::size_t size) { size_ = size; }
-  // Frees the memory if it is more than `bytes`.
-  void shrink(std::size_t bytes);
-
- private:
-  std::unique_ptr<std::uint8_t[]> data_;
-  std::size_t size_ = 0;
-  std::size_t capacity_ = 0;
-};
 
 // Files up to this size are read whole, with one open, fstat and read.
 inline constexpr std::size_t kWholeFileBytes = std::size_t{1} << 20;

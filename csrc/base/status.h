@@ -23,6 +23,23 @@ enum class Status : std::uint8_t {
 
 inline constexpr int status_count = 13;
 
-const char* name_of(Status status);
+inline const char* name_of(Status status) {
+  switch (status) {
+    case Status::ok: return "ok";
+    case Status::not_jpeg: return "not_jpeg";
+    case Status::cmyk: return "cmyk";
+    case Status::twelve_bit: return "twelve_bit";
+    case Status::arithmetic: return "arithmetic";
+    case Status::lossless: return "lossless";
+    case Status::bomb: return "bomb";
+    case Status::truncated: return "truncated";
+    case Status::corrupt: return "corrupt";
+    case Status::unreadable: return "unreadable";
+    case Status::unsupported: return "unsupported";
+    case Status::bad_geometry: return "bad_geometry";
+    case Status::cancelled: return "cancelled";
+  }
+  return "unknown";
+}
 
 }  // namespace fastload

@@ -18,6 +18,7 @@
 #include <nanobind/stl/tuple.h>
 #include <nanobind/stl/vector.h>
 
+#include "base/simd_level.h"
 #include "pool/pool.h"
 #include "rng/draw_plan.h"
 

@@ -8,6 +8,7 @@
 #include "bindings/bindings.h"
 #include "index/index_file.h"
 #include "index/jpeg_index.h"
+#include "jpeg/region_decoder.h"
 
 namespace nb = nanobind;
 using namespace nb::literals;

@@ -14,6 +14,8 @@
 #include <utility>
 #include <vector>
 
+#include "base/simd_level.h"
+#include "gpu/staging.h"
 #include "index/jpeg_index.h"
 #include "sample/sample.h"
 #include "sample/source.h"

@@ -3,7 +3,7 @@
 #include <cstring>
 #include <string>
 
-#include "base/source.h"
+#include "base/buffer.h"
 #include "image/color/color.h"
 #include "image/filters/blur.h"
 #include "image/filters/gaussian.h"

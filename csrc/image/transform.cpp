@@ -9,8 +9,8 @@
 #include <limits>
 #include <vector>
 
+#include "base/simd_level.h"
 #include "image/transform_kernels.h"
-#include "resample/resample.h"
 
 namespace fastload {
 namespace {

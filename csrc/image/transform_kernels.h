@@ -6,7 +6,6 @@
 #include <vector>
 
 #include "image/transform.h"
-#include "resample/resample.h"
 
 namespace fastload {
 

@@ -9,7 +9,6 @@
 #include <vector>
 
 #include "base/keyed_hash.h"
-#include "base/status.h"
 
 namespace fastload {
 
@@ -49,9 +48,5 @@ class IndexFile {
   const HashKey secrets_;
   std::vector<Entry> table_;
 };
-
-// Reads a file and finds all its points; there are none if it is small, or not one that the core's own decoder takes.
-// Throws std::bad_alloc.
-Status points_of(const char* path, const HashKey& secrets, FileKey& key, Points& points);
 
 }  // namespace fastload

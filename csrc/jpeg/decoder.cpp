@@ -9,9 +9,9 @@
 
 #include <jpeglib.h>
 
+#include "base/simd_level.h"
 #include "jpeg/libjpeg_decoder.h"
 #include "jpeg/region_decoder.h"
-#include "resample/resample.h"
 
 namespace fastload {
 namespace {

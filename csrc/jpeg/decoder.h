@@ -6,18 +6,12 @@
 #include <memory>
 #include <string>
 
+#include "base/header.h"
 #include "base/source.h"
 #include "base/status.h"
 #include "jpeg/header.h"
 
 namespace fastload {
-
-struct Region {
-  std::uint32_t top = 0;
-  std::uint32_t left = 0;
-  std::uint32_t height = 0;
-  std::uint32_t width = 0;
-};
 
 // Columns of a decoded row: the region's, and the margin that the decoder needs around them.
 struct RowLayout {

@@ -315,35 +315,6 @@ const char* name_of(Subsampling subsampling) {
   return "other";
 }
 
-const char* name_of(Format format) {
-  switch (format) {
-    case Format::jpeg: return "JPEG";
-    case Format::png: return "PNG";
-    case Format::webp_lossy: return "WebP (lossy)";
-    case Format::webp_lossless: break;
-  }
-  return "WebP (lossless)";
-}
-
-const char* name_of(Status status) {
-  switch (status) {
-    case Status::ok: return "ok";
-    case Status::not_jpeg: return "not_jpeg";
-    case Status::cmyk: return "cmyk";
-    case Status::twelve_bit: return "twelve_bit";
-    case Status::arithmetic: return "arithmetic";
-    case Status::lossless: return "lossless";
-    case Status::bomb: return "bomb";
-    case Status::truncated: return "truncated";
-    case Status::corrupt: return "corrupt";
-    case Status::unreadable: return "unreadable";
-    case Status::unsupported: return "unsupported";
-    case Status::bad_geometry: return "bad_geometry";
-    case Status::cancelled: return "cancelled";
-  }
-  return "unknown";
-}
-
 Status scan_header(ByteSource& source, JpegHeader& header) {
   header = JpegHeader{};
   const Span start = source.at(0, 3);

@@ -4,6 +4,7 @@
 #include <cstddef>
 #include <cstdint>
 
+#include "base/header.h"
 #include "base/source.h"
 #include "base/status.h"
 
@@ -16,26 +17,13 @@ inline constexpr int subsampling_count = 8;
 
 const char* name_of(Subsampling subsampling);
 
-// What a file is. PNG and WebP files are read by csrc/codecs.
-enum class Format : std::uint8_t { jpeg, png, webp_lossy, webp_lossless };
-
-inline constexpr int format_count = 4;
-
-const char* name_of(Format format);
-
-// Of files in other formats, only the first members and `scan_at` are set.
-struct JpegHeader {
-  Format format = Format::jpeg;
-  std::uint32_t width = 0;   // pixels
-  std::uint32_t height = 0;  // pixels
-  int components = 0;        // 1 gray, 3 YCbCr or RGB, 4 CMYK or YCCK
+struct JpegHeader : ImageHeader {
   Subsampling subsampling = Subsampling::other;
   bool progressive = false;
   bool arithmetic = false;
   // One interleaved scan, preceded by all of its quantization and Huffman tables, so that no table left from an earlier
   // image can be used for this one.
   bool tables_complete = false;
-  std::size_t scan_at = 0;  // where the first scan's data begins, bytes; 0: not found
 };
 
 // Walks the marker segments up to the first scan. `ok` means that every segment is well formed and neither Pillow's

@@ -5,9 +5,9 @@
 #include <cstddef>
 #include <cstdint>
 
+#include "base/buffer.h"
 #include "jpeg/baseline.h"
 #include "jpeg/pixels/kernels.h"
-#include "resample/kernels.h"
 
 namespace fastload {
 

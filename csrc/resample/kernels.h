@@ -3,10 +3,9 @@
 
 #include <cstddef>
 #include <cstdint>
-#include <cstdlib>
-#include <new>
 #include <vector>
 
+#include "base/buffer.h"
 #include "resample/resample.h"
 
 namespace fastload {
@@ -20,36 +19,6 @@ constexpr int kReadSlack = 128;
 
 // Rows that a horizontal kernel takes at once.
 constexpr int kRowsAtOnce = 2;
-
-// A 64-byte aligned buffer, reused between images; memory for a rare huge image is freed.
-class AlignedBuffer {
- public:
-  AlignedBuffer() = default;
-  ~AlignedBuffer() { std::free(data_); }
-  AlignedBuffer(const AlignedBuffer&) = delete;
-  AlignedBuffer& operator=(const AlignedBuffer&) = delete;
-
-  // At least `size` bytes, contents unspecified.
-  std::uint8_t* require(std::size_t size) {
-    if (size > capacity_ || (capacity_ > kKeptBytes && size < capacity_ / 4)) {
-      const std::size_t rounded = (size + 4095) / 4096 * 4096;
-      void* fresh = std::aligned_alloc(64, rounded);
-      if (fresh == nullptr) throw std::bad_alloc();
-      std::free(data_);
-      data_ = static_cast<std::uint8_t*>(fresh);
-      capacity_ = rounded;
-    }
-    return data_;
-  }
-  std::uint8_t* data() { return data_; }
-  const std::uint8_t* data() const { return data_; }
-
- private:
-  static constexpr std::size_t kKeptBytes = std::size_t{4} << 20;
-
-  std::uint8_t* data_ = nullptr;
-  std::size_t capacity_ = 0;
-};
 
 // One axis of a convolution: the first tap and the fixed-point weights of each position in the output window.
 struct Axis {
@@ -110,7 +79,5 @@ extern const Kernels kAvx512Kernels;
 #elif defined(__aarch64__)
 extern const Kernels kNeonKernels;
 #endif
-
-const Kernels& kernels_for(SimdLevel level);
 
 }  // namespace fastload

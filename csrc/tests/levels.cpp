@@ -10,6 +10,7 @@
 #include <string>
 #include <vector>
 
+#include "base/simd_level.h"
 #include "resample/resample.h"
 
 using namespace fastload;

@@ -18,8 +18,8 @@
 #include <jpeglib.h>
 #endif
 
+#include "base/simd_level.h"
 #include "jpeg/region_pixels.h"
-#include "resample/resample.h"
 
 using namespace fastload;
 

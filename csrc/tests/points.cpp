@@ -15,12 +15,12 @@
 #include <sys/mman.h>
 #include <unistd.h>
 
+#include "base/simd_level.h"
 #include "index/index_file.h"
 #include "index/jpeg_index.h"
 #include "jpeg/baseline.h"
 #include "jpeg/decoder.h"
 #include "jpeg/entropy/scan_points.h"
-#include "resample/resample.h"
 #include "sample/source.h"
 #include "tests/random_file.h"
 

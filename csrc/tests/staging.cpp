@@ -10,6 +10,7 @@
 #include <string>
 #include <vector>
 
+#include "base/simd_level.h"
 #include "gpu/stage_image.h"
 #include "jpeg/entropy/unstuff.h"
 #include "sample/source.h"

@@ -13,10 +13,10 @@
 #include <memory>
 #include <random>
 
+#include "base/simd_level.h"
 #include "image/filters/blur.h"
 #include "image/filters/gaussian.h"
 #include "image/transform.h"
-#include "resample/resample.h"
 
 using namespace fastload;
 

@@ -6,6 +6,7 @@
 #include <limits>
 
 #include "base/planes.h"
+#include "base/simd_level.h"
 #include "image/color/kernels.h"
 
 namespace fastload {

@@ -1,6 +1,6 @@
 // Pillow's and torchvision's changes of colour on uint8 RGB images, bit for bit. Knows neither Python nor torch.
 //
-// Each function says which call it reproduces. All levels of SIMD (resample.h) give the same bits.
+// Each function says which call it reproduces. All levels of SIMD (base/simd_level.h) give the same bits.
 #pragma once
 
 #include <array>

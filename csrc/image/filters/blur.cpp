@@ -8,8 +8,8 @@
 #include <cstring>
 #include <vector>
 
+#include "base/simd_level.h"
 #include "image/transform.h"
-#include "resample/resample.h"
 
 namespace fastload {
 namespace {

@@ -10,7 +10,7 @@
 #include <immintrin.h>
 #endif
 
-#include "resample/resample.h"
+#include "base/simd_level.h"
 
 namespace fastload {
 namespace {

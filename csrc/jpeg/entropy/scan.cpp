@@ -3,10 +3,10 @@
 #include <algorithm>
 #include <cstring>
 
+#include "base/simd_level.h"
 #include "jpeg/entropy/scan_kernels.h"
 #include "jpeg/entropy/scan_points.h"
 #include "jpeg/entropy/unstuff.h"
-#include "resample/resample.h"
 
 #define FASTLOAD_TARGET
 #include "jpeg/entropy/scan_loops.h"

@@ -4,7 +4,7 @@
 
 #include <initializer_list>
 
-#include "image/color/avx2.h"
+#include "base/planes_avx2.h"
 #include "jpeg/pixels/kernels.h"
 
 #define FASTLOAD_INLINE FASTLOAD_TARGET inline __attribute__((always_inline))

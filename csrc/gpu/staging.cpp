@@ -6,6 +6,8 @@
 #include <new>
 #include <stdexcept>
 
+#include "gpu/staged_steps.h"
+
 namespace fastload {
 namespace {
 
@@ -46,6 +48,16 @@ std::size_t work_bytes_of(const StagedImage& image) {
 }
 
 }  // namespace
+
+bool stage_sample(ByteSource& source, const JpegHeader& header, const Geometry& geometry, const SampleOptions& options,
+                  ImageStager& stager, StagedData data, StagedImage& image) {
+  const PixelBox& window = geometry.window;
+  return options.index != nullptr && !options.fast && has_valid_boxes(header, geometry) &&
+         stager.prepare(source, header, to_region(geometry.crop), job_of(geometry.crop, geometry, options),
+                        *options.index, data, image) &&
+         stage_steps(geometry.steps, options.pass_rule, window.height, window.width, options.height, options.width,
+                     stager.steps(), image);
+}
 
 Staging::Staging(std::uint8_t* memory, std::size_t size, std::size_t count, std::size_t views)
     : memory_(memory), size_(std::min(size, kMostBytes)), count_(count), views_(views) {

@@ -8,9 +8,15 @@
 #include <vector>
 
 #include "gpu/kernels/decode_layout.h"
+#include "gpu/stage_image.h"
 #include "sample/sample.h"
 
 namespace fastload {
+
+// Prepares the image for kernels on a GPU, if they make all of `geometry`: see ImageStager::prepare() and
+// stage_steps().
+bool stage_sample(ByteSource& source, const JpegHeader& header, const Geometry& geometry, const SampleOptions& options,
+                  ImageStager& stager, StagedData data, StagedImage& image);
 
 // One batch: first a StagedImage for each, then what these refer to, the StagedWork, and the sets of codes.
 // Thread-safe.

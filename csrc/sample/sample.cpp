@@ -5,7 +5,6 @@
 
 #include "base/source.h"
 #include "codecs/codecs.h"
-#include "gpu/staged_steps.h"
 #include "image/steps.h"
 
 namespace fastload {
@@ -28,11 +27,6 @@ bool lies_within(const PixelBox& box, std::int64_t width, std::int64_t height) {
 
 DecodeOptions decode_options(const SampleOptions& options, int scale_denominator = 1) {
   return {options.max_pixels, scale_denominator, false, options.index};
-}
-
-Region to_region(const PixelBox& box) {
-  return {static_cast<std::uint32_t>(box.top), static_cast<std::uint32_t>(box.left),
-          static_cast<std::uint32_t>(box.height), static_cast<std::uint32_t>(box.width)};
 }
 
 PixelBox moved(PixelBox box, int down, int right) {
@@ -133,21 +127,6 @@ Resampler& thread_resampler() {
   return resampler;
 }
 
-// The job of resizing `source`, which has its size in pixels of libjpeg's output.
-ResizeJob job_of(const PixelBox& source, const Geometry& geometry, const SampleOptions& options) {
-  ResizeJob job;
-  job.width = source.width;
-  job.height = source.height;
-  job.out_width = geometry.out_width;
-  job.out_height = geometry.out_height;
-  job.window = geometry.window;
-  job.flip_horizontal = geometry.flip_horizontal;
-  job.flip_vertical = geometry.flip_vertical;
-  job.filter = geometry.filter.value_or(options.filter);
-  job.order = pass_order(options.pass_rule, job.width, job.height, job.out_width, job.out_height);
-  return job;
-}
-
 Status resize_window(const Encoded& image, const Geometry& geometry, const SampleOptions& options, const Target& target,
                      std::string& detail) {
   Resampler& resampler = thread_resampler();
@@ -186,10 +165,8 @@ bool fits(const Geometry& geometry, const SampleOptions& options) {
   return geometry.window.height == options.height && geometry.window.width == options.width;
 }
 
-bool is_valid(const JpegHeader& header, const Geometry& geometry, const SampleOptions& options) {
-  return (!geometry.steps.empty() || fits(geometry, options)) &&
-         lies_within(geometry.crop, header.width, header.height) &&
-         lies_within(geometry.window, geometry.out_width, geometry.out_height);
+bool is_valid(const ImageHeader& header, const Geometry& geometry, const SampleOptions& options) {
+  return (!geometry.steps.empty() || fits(geometry, options)) && has_valid_boxes(header, geometry);
 }
 
 bool resizes(const Geometry& geometry) {
@@ -202,7 +179,7 @@ Image image_of(const Target& target, const SampleOptions& options) {
 
 // Makes the window with `make(target)`, then applies the steps.
 template <typename Make>
-Status with_steps(const JpegHeader& header, const Geometry& geometry, const SampleOptions& options,
+Status with_steps(const ImageHeader& header, const Geometry& geometry, const SampleOptions& options,
                   const Target& target, Make make) {
   if (!is_valid(header, geometry, options)) return Status::bad_geometry;
   const PixelBox& window = geometry.window;
@@ -242,6 +219,30 @@ Status make_window(const ConstImage& crop, const Geometry& geometry, const Sampl
 
 }  // namespace
 
+bool has_valid_boxes(const ImageHeader& header, const Geometry& geometry) {
+  return lies_within(geometry.crop, header.width, header.height) &&
+         lies_within(geometry.window, geometry.out_width, geometry.out_height);
+}
+
+ResizeJob job_of(const PixelBox& source, const Geometry& geometry, const SampleOptions& options) {
+  ResizeJob job;
+  job.width = source.width;
+  job.height = source.height;
+  job.out_width = geometry.out_width;
+  job.out_height = geometry.out_height;
+  job.window = geometry.window;
+  job.flip_horizontal = geometry.flip_horizontal;
+  job.flip_vertical = geometry.flip_vertical;
+  job.filter = geometry.filter.value_or(options.filter);
+  job.order = pass_order(options.pass_rule, job.width, job.height, job.out_width, job.out_height);
+  return job;
+}
+
+Region to_region(const PixelBox& box) {
+  return {static_cast<std::uint32_t>(box.top), static_cast<std::uint32_t>(box.left),
+          static_cast<std::uint32_t>(box.height), static_cast<std::uint32_t>(box.width)};
+}
+
 Status decode_sample(ByteSource& source, const JpegHeader& header, const Geometry& geometry,
                      const SampleOptions& options, const Target& target, std::string& detail) {
   if (header.format != Format::jpeg) {
@@ -274,17 +275,6 @@ Status transform_pixels(const std::uint8_t* pixels, const JpegHeader& header, co
   return apply_steps_to_copy(geometry.steps, options.pass_rule, window, image_of(target, options))
              ? Status::ok
              : Status::bad_geometry;
-}
-
-bool stage_sample(ByteSource& source, const JpegHeader& header, const Geometry& geometry, const SampleOptions& options,
-                  ImageStager& stager, StagedData data, StagedImage& image) {
-  const PixelBox& window = geometry.window;
-  return options.index != nullptr && !options.fast && lies_within(geometry.crop, header.width, header.height) &&
-         lies_within(window, geometry.out_width, geometry.out_height) &&
-         stager.prepare(source, header, to_region(geometry.crop), job_of(geometry.crop, geometry, options),
-                        *options.index, data, image) &&
-         stage_steps(geometry.steps, options.pass_rule, window.height, window.width, options.height, options.width,
-                     stager.steps(), image);
 }
 
 Status decode_and_drop(ByteSource& source, const JpegHeader& header, const Region& region, std::string& detail) {

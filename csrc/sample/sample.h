@@ -7,7 +7,6 @@
 #include <vector>
 
 #include "base/source.h"
-#include "gpu/stage_image.h"
 #include "jpeg/decoder.h"
 #include "resample/resample.h"
 #include "rng/draw_plan.h"
@@ -42,10 +41,13 @@ Status decode_sample(ByteSource& source, const JpegHeader& header, const Geometr
 Status transform_pixels(const std::uint8_t* pixels, const JpegHeader& header, const Geometry& geometry,
                         const SampleOptions& options, const Target& target, std::string& detail);
 
-// Prepares the image for kernels on a GPU instead, if they make all of `geometry`: see ImageStager::prepare() and
-// stage_steps().
-bool stage_sample(ByteSource& source, const JpegHeader& header, const Geometry& geometry, const SampleOptions& options,
-                  ImageStager& stager, StagedData data, StagedImage& image);
+// Whether the crop lies within the image, and the window within what is made of it.
+bool has_valid_boxes(const ImageHeader& header, const Geometry& geometry);
+
+// The job of resizing `source`, which has its size in pixels of the decoder's output.
+ResizeJob job_of(const PixelBox& source, const Geometry& geometry, const SampleOptions& options);
+
+Region to_region(const PixelBox& box);
 
 // Only libjpeg-turbo's region decode: rows are decoded and dropped, the rest of the file is not read. The lower bound
 // for benchmarks.

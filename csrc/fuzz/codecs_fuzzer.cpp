@@ -14,7 +14,7 @@
 #include "codecs/codecs.h"
 #include "codecs/inflate.h"
 #include "jpeg/decoder.h"
-#include "sample/source.h"
+#include "sample/sample.h"
 
 using namespace fastload;
 

@@ -18,7 +18,6 @@
 #include "gpu/staging.h"
 #include "index/jpeg_index.h"
 #include "sample/sample.h"
-#include "sample/source.h"
 
 using namespace fastload;
 

@@ -21,7 +21,6 @@
 #include "jpeg/header.h"
 #include "rng/draw_plan.h"
 #include "sample/sample.h"
-#include "sample/source.h"
 
 namespace fastload {
 

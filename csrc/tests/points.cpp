@@ -21,7 +21,7 @@
 #include "jpeg/baseline.h"
 #include "jpeg/decoder.h"
 #include "jpeg/entropy/scan_points.h"
-#include "sample/source.h"
+#include "sample/sample.h"
 #include "tests/random_file.h"
 
 using namespace fastload;

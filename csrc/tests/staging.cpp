@@ -13,7 +13,7 @@
 #include "base/simd_level.h"
 #include "gpu/stage_image.h"
 #include "jpeg/entropy/unstuff.h"
-#include "sample/source.h"
+#include "sample/sample.h"
 #include "tests/random_file.h"
 
 using namespace fastload;

@@ -1,17 +1,24 @@
-#include "pool/pool_state.h"
+#include "pool/pool.h"
 
 #include <algorithm>
 #include <array>
+#include <chrono>
+#include <condition_variable>
 #include <csignal>
 #include <cstdio>
 #include <cstring>
+#include <mutex>
 #include <new>
+#include <stdexcept>
 #include <system_error>
 #include <tuple>
-#include <utility>
 
+#include <pthread.h>
+#include <sys/types.h>
 #include <time.h>
 #include <unistd.h>
+
+#include "pool/ranges.h"
 
 namespace fastload {
 namespace {
@@ -49,7 +56,128 @@ struct ThreadStart {
   int number;
 };
 
+void check(const BatchSpec& spec) {
+  const std::size_t count = spec.inputs.size();
+  const auto require = [](bool condition, const char* rule) {
+    if (!condition) throw std::invalid_argument(rule);
+  };
+  require(!spec.sizes.empty() || (spec.options.height > 0 && spec.options.width > 0),
+          "the output's height and width must be at least 1");
+  require(spec.out != nullptr || count == 0, "the output must be given");
+  require(spec.geometry.size() == (spec.plan == nullptr ? count : 0),
+          "there must be one geometry for each image, or a plan and none");
+  require(spec.sizes.empty() || (spec.plan != nullptr && spec.sizes.size() == spec.plan->views()),
+          "there must be one size for each view");
+  for (const auto& [height, width] : spec.sizes)
+    require(height > 0 && width > 0, "a view's height and width must be at least 1");
+  require(spec.plan != nullptr || (spec.stream == nullptr && spec.seeds.empty()), "only a plan draws random numbers");
+  require(spec.stream == nullptr || spec.seeds.empty(), "draws come from a stream or from seeds, not from both");
+  require(spec.staging == nullptr || spec.staging->size() == count, "there must be staging memory for each image");
+  require(spec.seeds.empty() || spec.seeds.size() == count, "there must be one seed for each image");
+  require(spec.values.empty() || spec.values.size() == (spec.plan == nullptr ? 1 : spec.plan->views()),
+          "there must be room for the values of each view");
+  require(spec.values.empty() || spec.look_up.channels <= 3, "pixels have three channels, and values no more");
+  require(spec.values.empty() || spec.staging == nullptr, "a GPU's images have no values here");
+  require(spec.values.empty() || count == 0 || !spec.sizes.empty() ||
+              spec.row_stride == std::ptrdiff_t{3} * spec.options.width,
+          "pixels whose values are looked up must have no gaps");
+  if (spec.plan == nullptr) return;
+  require(count % spec.plan->views() == 0, "there must be one input for each view of each image");
+  require(spec.seeds.empty() || spec.plan->views() == 1, "several views draw from one stream, not from seeds");
+}
+
 }  // namespace
+
+// What the pool's threads, its jobs and its public class share.
+class PoolState : public std::enable_shared_from_this<PoolState> {
+ public:
+  static std::shared_ptr<PoolState> create(int threads);
+
+  // True in a forked child, which has no threads: don't lock, wait for or destroy anything here.
+  bool foreign() const;
+  int threads() const { return wanted_; }
+
+  void add(const std::shared_ptr<Job>& job);
+  int resize(int threads);
+  WorkDone work_done();
+  bool close(double timeout_seconds);
+  bool closed();
+
+ private:
+  friend class Job;
+
+  struct Task {
+    std::shared_ptr<Job> job;
+    std::size_t sample = 0;
+    bool drawn = false;  // header read and geometry drawn: decode it
+  };
+  // One thread's slot; not taken if the thread was never started or has ended.
+  struct Place {
+    bool taken = false;
+    pthread_t thread{};
+  };
+  struct Spent {
+    double seconds = 0, busy = 0;
+  };
+  using Known = std::shared_ptr<const std::vector<Answer>>;
+  static constexpr std::size_t kMostKnown = 256;  // the latest; a sample may ask for one again
+
+  PoolState() = default;
+  ~PoolState() = default;
+  static void* run_thread(void* self);
+  void work(int number);
+
+  // Called without mutex_, for a sample that this thread owns.
+  static bool draw_alone(const Job& job, std::size_t sample, const JpegHeader& header, const Known& known,
+                         Outcome& outcome, Question& unresolved);
+  static Target target_of(const Job& job, std::size_t sample);
+  static SampleOptions options_of(const Job& job, std::size_t sample);
+  static void make(const Job& job, std::size_t sample, ByteSource& source, const JpegHeader& header, Outcome& outcome,
+                   DecodeRange& range);
+  static void settle(const Job& job, std::size_t sample, Status status);
+  Spent begin(const Task& task, std::unique_lock<std::mutex>& lock, DecodeRange& range);
+  Spent complete(const Task& task, std::unique_lock<std::mutex>& lock, DecodeRange& range);
+  Spent complete_decoded(const Task& task, std::unique_lock<std::mutex>& lock);
+
+  // Called with mutex_ held.
+  template <typename Condition>
+  bool await(std::unique_lock<std::mutex>& lock, double timeout_seconds, Condition condition) {
+    if (!(timeout_seconds >= 0 && timeout_seconds < 1e8)) {  // longer would overflow the clock
+      changed_.wait(lock, condition);
+      return true;
+    }
+    return changed_.wait_for(lock, std::chrono::duration<double>(timeout_seconds), condition);
+  }
+  int start_threads(int wanted);
+  void leave(int number);
+  bool pick(Task& task);
+  void finish(Job& job, std::size_t sample);
+  void advance_draws(RandomStream& stream);
+  bool draw_in_order(Job& job);
+  void request(Job& job, Request::Kind kind, std::size_t sample, const Question& question);
+  void cancel(Job& job);
+  void delist(Job& job);
+  void hold(Job::Sample& sample, ByteSource&& source);
+  ByteSource take_held(Job::Sample& sample);
+  Buffer take_buffer();
+  void give_buffer(Buffer&& buffer);
+
+  std::mutex mutex_;
+  std::condition_variable work_;     // there may be a task, or the pool is closing
+  std::condition_variable changed_;  // a job is done, has a request, or finished a task; or a thread has ended
+  pid_t process_ = 0;
+  std::vector<Place> threads_;   // by number; those from wanted_ on end after their current task
+  std::vector<pthread_t> left_;  // threads that have left work() and must be joined
+  int alive_ = 0;                // threads still in work()
+  std::atomic<int> wanted_{0};   // written with mutex_ held
+  bool closing_ = false;
+  WorkDone work_done_;
+  std::deque<std::shared_ptr<Job>> jobs_;  // unfinished, in the order of submission
+  Known known_ = std::make_shared<std::vector<Answer>>();
+  std::vector<Buffer> spare_buffers_;
+  std::size_t spare_bytes_ = 0;
+  std::size_t held_bytes_ = 0;  // of samples between header and decode
+};
 
 std::shared_ptr<PoolState> PoolState::create(int threads) {
   // A forked child leaks the state, because its locks and condition variables may be in any condition there.
@@ -343,6 +471,75 @@ Target PoolState::target_of(const Job& job, std::size_t sample) {
   return {spec.out + spec.sample_stride * static_cast<std::ptrdiff_t>(place), spec.row_stride};
 }
 
+// Finds the geometry of a sample whose draws depend on no other's. On false, `unresolved` must be known first.
+bool PoolState::draw_alone(const Job& job, std::size_t index, const JpegHeader& header, const Known& known,
+                           Outcome& outcome, Question& unresolved) {
+  if (job.spec_.plan == nullptr) {
+    outcome.geometry = job.spec_.geometry[index];
+    fastload::complete(outcome.geometry, header);
+  } else {
+    const std::uint64_t seed = job.spec_.seeds.empty() ? 0 : job.spec_.seeds[index];
+    Generator generator(seed);
+    if (job.spec_.plan->draws_others()) generator.seed_others(seed);
+    const DrawStatus status =
+        job.spec_.plan->run(generator, static_cast<int>(outcome.width), static_cast<int>(outcome.height), *known,
+                            outcome.geometry, unresolved, index % job.views());
+    if (status == DrawStatus::ambiguous) return false;
+    if (status == DrawStatus::crop_too_large) {
+      outcome.status = Status::bad_geometry;
+      return true;
+    }
+  }
+  outcome.drawn = true;
+  return true;
+}
+
+void PoolState::advance_draws(RandomStream& stream) {
+  while (!stream.waiting_.empty() && draw_in_order(*stream.waiting_.front())) stream.waiting_.pop_front();
+}
+
+// Makes the draws of samples whose turn it is. Returns whether the whole job is drawn.
+bool PoolState::draw_in_order(Job& job) {
+  RandomStream& stream = *job.spec_.stream;
+  if (job.request_.kind != Request::Kind::none) return false;
+  if (job.marks_.empty()) job.marks_.push_back({0, stream.generator_});
+  for (; job.frontier_ < job.samples_.size(); ++job.frontier_) {
+    Job::Sample& sample = job.samples_[job.frontier_];
+    Outcome& outcome = sample.outcome;
+    if (!sample.header_read) return false;
+    if (outcome.status == Status::cancelled) {
+      Question unresolved;
+      const DrawStatus status =
+          job.spec_.plan->run(stream.generator_, static_cast<int>(outcome.width), static_cast<int>(outcome.height),
+                              *known_, outcome.geometry, unresolved, job.frontier_ % job.views());
+      if (status == DrawStatus::ok) {
+        outcome.drawn = true;
+        job.ready_.push_back(job.frontier_);
+        work_.notify_one();
+        // generator_before() may come when the answer is forgotten.
+        if (unresolved.kind != Question::Kind::none) job.marks_.push_back({job.frontier_ + 1, stream.generator_});
+        continue;
+      }
+      if (status == DrawStatus::ambiguous) {
+        request(job, Request::Kind::question, job.frontier_, unresolved);
+        return false;
+      }
+      outcome.status = Status::bad_geometry;
+      give_buffer(take_held(sample).take_buffer());
+      settle(job, job.frontier_, outcome.status);
+    }
+    request(job, Request::Kind::sample, job.frontier_, {});
+    return false;
+  }
+  if (job.marks_.back().sample != job.frontier_) job.marks_.push_back({job.frontier_, stream.generator_});
+  return true;
+}
+
+void PoolState::request(Job& job, Request::Kind kind, std::size_t sample, const Question& question) {
+  job.request_ = {kind, sample, question};
+  changed_.notify_all();
+}
+
 void PoolState::finish(Job& job, std::size_t sample) {
   if (job.samples_[sample].final) return;
   job.samples_[sample].final = true;
@@ -444,5 +641,132 @@ void PoolState::give_buffer(Buffer&& buffer) {
   spare_bytes_ += bytes;
   spare_buffers_.push_back(std::move(dying));
 }
+
+Job::Job(std::shared_ptr<PoolState> pool, BatchSpec spec)
+    : pool_(std::move(pool)), spec_(std::move(spec)), samples_(spec_.inputs.size()), unfinished_(samples_.size()) {}
+
+bool Job::begin_decoded() {
+  const auto decoded = [](const Input& input) { return input.is_decoded(); };
+  if (!std::all_of(spec_.inputs.begin(), spec_.inputs.end(), decoded)) return false;
+  for (std::size_t i = 0; i < samples_.size(); ++i) {
+    Sample& sample = samples_[i];
+    load(spec_.inputs[i], spec_.options.max_pixels, sample.source, sample.header, sample.outcome);
+    sample.header_read = true;
+  }
+  next_fresh_ = samples_.size();
+  return true;
+}
+
+bool Job::foreign() const { return pool_->foreign(); }
+
+WaitResult Job::wait(double timeout_seconds) {
+  if (foreign()) return WaitResult::foreign;
+  std::unique_lock<std::mutex> lock(pool_->mutex_);
+  const auto changed = [this] { return unfinished_ == 0 || request_.kind != Request::Kind::none; };
+  if (!pool_->await(lock, timeout_seconds, changed)) return WaitResult::timeout;
+  return unfinished_ == 0 ? WaitResult::done : WaitResult::requested;
+}
+
+Request Job::request() const {
+  if (foreign()) return {};
+  const std::lock_guard<std::mutex> lock(pool_->mutex_);
+  return request_;
+}
+
+void Job::provide(const Answer& answer) {
+  if (foreign()) return;
+  const std::lock_guard<std::mutex> lock(pool_->mutex_);
+  const std::vector<Answer>& before = *pool_->known_;
+  const std::ptrdiff_t dropped = before.size() < PoolState::kMostKnown ? 0 : 1;
+  auto known = std::make_shared<std::vector<Answer>>(before.begin() + dropped, before.end());
+  known->push_back(answer);
+  pool_->known_ = std::move(known);
+  if (request_.kind != Request::Kind::question) return;
+  request_ = {};
+  if (ordered()) {
+    pool_->advance_draws(*spec_.stream);
+  } else {
+    again_.insert(again_.end(), stuck_.begin(), stuck_.end());
+    stuck_.clear();
+    pool_->work_.notify_all();
+  }
+}
+
+void Job::skip(const Generator& after) {
+  if (foreign()) return;
+  const std::lock_guard<std::mutex> lock(pool_->mutex_);
+  if (request_.kind != Request::Kind::sample) return;
+  request_ = {};
+  spec_.stream->generator_ = after;
+  pool_->finish(*this, frontier_);
+  ++frontier_;
+  marks_.push_back({frontier_, after});
+  pool_->advance_draws(*spec_.stream);
+}
+
+bool Job::generator_before(std::size_t sample, Generator& generator) const {
+  if (foreign()) return false;
+  const std::lock_guard<std::mutex> lock(pool_->mutex_);
+  if (marks_.empty() || sample > frontier_) return false;
+  auto mark = marks_.rbegin();
+  while (mark->sample > sample) ++mark;
+  generator = mark->generator;
+  for (std::size_t i = mark->sample; i < sample; ++i) {
+    Geometry geometry;
+    Question unresolved;
+    const Outcome& outcome = samples_[i].outcome;
+    if (spec_.plan->run(generator, static_cast<int>(outcome.width), static_cast<int>(outcome.height), *pool_->known_,
+                        geometry, unresolved, i % views()) != DrawStatus::ok) {
+      return false;
+    }
+  }
+  return true;
+}
+
+bool Job::cancel(double timeout_seconds) {
+  if (foreign()) return true;
+  std::unique_lock<std::mutex> lock(pool_->mutex_);
+  if (unfinished_ > 0) pool_->cancel(*this);
+  return pool_->await(lock, timeout_seconds, [this] { return running_ == 0; });
+}
+
+bool Job::idle() const {
+  if (foreign()) return true;
+  const std::lock_guard<std::mutex> lock(pool_->mutex_);
+  return unfinished_ == 0 && running_ == 0;
+}
+
+double Job::work_seconds() const { return foreign() ? 0 : work_seconds_.load(); }
+
+bool Job::pool_closed() const { return foreign() || pool_->closed(); }
+
+Pool::Pool(int threads) : state_(PoolState::create(std::max(1, threads))) {}
+
+Pool::~Pool() {
+  if (!state_->foreign() && !state_->closed()) close();
+}
+
+int Pool::threads() const { return state_->threads(); }
+
+int Pool::resize(int threads) {
+  if (state_->foreign()) throw std::runtime_error("a decode pool must be used in the process that made it");
+  return state_->resize(std::max(1, threads));
+}
+
+WorkDone Pool::work_done() const { return state_->foreign() ? WorkDone{} : state_->work_done(); }
+
+std::shared_ptr<Job> Pool::submit(BatchSpec spec) {
+  if (state_->foreign()) throw std::runtime_error("a decode pool must be used in the process that made it");
+  check(spec);
+  spec.options.index = spec.index.get();
+  // A forked child leaks the job, because a thread that exists only in the parent may have half written it.
+  std::shared_ptr<Job> job(new Job(state_, std::move(spec)), [](Job* self) {
+    if (!self->foreign()) delete self;
+  });
+  if (job->size() > 0) state_->add(job);
+  return job;
+}
+
+bool Pool::close(double timeout_seconds) { return state_->foreign() || state_->close(timeout_seconds); }
 
 }  // namespace fastload

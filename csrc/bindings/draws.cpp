@@ -1,11 +1,15 @@
+// What is drawn for an image: generators, plans of transforms, and what they ask torch.
 #include "bindings/bindings.h"
 
 #include <algorithm>
 #include <array>
+#include <cmath>
 #include <iterator>
+#include <limits>
 #include <memory>
 #include <optional>
 #include <string>
+#include <tuple>
 #include <utility>
 #include <vector>
 
@@ -18,7 +22,6 @@
 #include <nanobind/stl/tuple.h>
 #include <nanobind/stl/vector.h>
 
-#include "base/simd_level.h"
 #include "pool/pool.h"
 #include "rng/draw_plan.h"
 
@@ -26,30 +29,6 @@ namespace nb = nanobind;
 using namespace nb::literals;
 
 namespace fastload {
-
-Filter filter_from(const std::string& name) {
-  if (name == "nearest") return Filter::nearest;
-  if (name == "box") return Filter::box;
-  if (name == "bilinear") return Filter::bilinear;
-  if (name == "hamming") return Filter::hamming;
-  if (name == "bicubic") return Filter::bicubic;
-  if (name == "lanczos") return Filter::lanczos;
-  if (name == "torch_bilinear") return Filter::torch_bilinear;
-  if (name == "torch_bicubic") return Filter::torch_bicubic;
-  if (name == "torch_lanczos") return Filter::torch_lanczos;
-  throw nb::value_error(("interpolation must be nearest, box, bilinear, hamming, bicubic, lanczos, torch_bilinear, "
-                         "torch_bicubic or torch_lanczos, got " +
-                         name)
-                            .c_str());
-}
-
-PassRule pass_rule_from(const std::string& name) {
-  if (name == "horizontal_first") return PassRule::horizontal_first;
-  if (name == "tall_vertical_first") return PassRule::tall_vertical_first;
-  if (name == "sliver_vertical_first") return PassRule::sliver_vertical_first;
-  throw nb::value_error(
-      ("pass_rule must be horizontal_first, tall_vertical_first or sliver_vertical_first, got " + name).c_str());
-}
 
 nb::bytes state_of(const Generator& generator) {
   std::vector<std::uint8_t> state(generator.state_bytes());
@@ -63,54 +42,42 @@ void set_state(Generator& generator, const nb::bytes& state) {
   }
 }
 
+const char* name_of(Question::Kind kind) { return kind == Question::Kind::exp ? "exp" : "perspective"; }
+
+std::vector<double> numbers_of(const Question& question) {
+  const std::ptrdiff_t count = question.kind == Question::Kind::exp ? 1 : 10;
+  return {question.numbers.begin(), question.numbers.begin() + count};
+}
+
+Answer answer_from(const std::string& kind, const std::vector<double>& question, const std::vector<double>& answer) {
+  const bool is_exp = kind == "exp";
+  if (!is_exp && kind != "perspective") throw nb::value_error(("no such question: " + kind).c_str());
+  if (question.size() != (is_exp ? 1 : 10) || !(answer.empty() || answer.size() == (is_exp ? 1 : 8))) {
+    throw nb::value_error("an exp has 1 number and 1 as its answer, a perspective 10 and 8");
+  }
+  Answer made;
+  made.question.kind = is_exp ? Question::Kind::exp : Question::Kind::perspective;
+  std::copy(question.begin(), question.end(), made.question.numbers.begin());
+  if (answer.empty()) return made;
+  made.numbers.emplace();
+  std::copy(answer.begin(), answer.end(), made.numbers->begin());
+  return made;
+}
+
+nb::tuple to_tuple(const Geometry& g) {
+  return nb::make_tuple(g.crop.top, g.crop.left, g.crop.height, g.crop.width, g.out_height, g.out_width, g.window.top,
+                        g.window.left, g.window.height, g.window.width, g.flip_horizontal, g.flip_vertical);
+}
+
+nb::tuple erased_of(const Geometry& geometry) {
+  nb::list boxes;
+  for (const PixelBox& box : geometry.erased) {
+    boxes.append(nb::make_tuple(box.top, box.left, box.height, box.width));
+  }
+  return nb::make_tuple(boxes, geometry.noise == nullptr ? nb::object(nb::none()) : state_of(*geometry.noise));
+}
+
 namespace {
-
-using Array = nb::ndarray<std::uint8_t, nb::ndim<3>, nb::device::cpu>;
-using ConstArray = nb::ndarray<const std::uint8_t, nb::ndim<3>, nb::device::cpu>;
-
-template <typename Any>
-void require_rows(const Any& array, const char* name) {
-  const std::int64_t channels = static_cast<std::int64_t>(array.shape(2));
-  if ((channels != 1 && channels != 3) || (array.stride(2) != 1 && channels != 1) || array.stride(1) != channels) {
-    throw nb::value_error((std::string(name) + " must be HWC with 1 or 3 channels, and its rows contiguous").c_str());
-  }
-}
-
-// Pillow's Image.resize of a whole image.
-void resize(const ConstArray& source, Array out, const std::string& filter, const std::string& pass_rule) {
-  static thread_local Resampler resampler;
-  require_rows(source, "source");
-  require_rows(out, "out");
-  if (source.shape(2) != out.shape(2)) throw nb::value_error("source and out must have equally many channels");
-  ResizeJob job;
-  job.height = static_cast<int>(source.shape(0));
-  job.width = static_cast<int>(source.shape(1));
-  job.out_height = static_cast<int>(out.shape(0));
-  job.out_width = static_cast<int>(out.shape(1));
-  job.channels = static_cast<int>(out.shape(2));
-  job.filter = filter_from(filter);
-  job.order = pass_order(pass_rule_from(pass_rule), job.width, job.height, job.out_width, job.out_height);
-  SourceView view;
-  view.data = source.data();
-  view.stride = source.stride(0);
-  view.box = {0, 0, job.height, job.width};
-  std::string error;
-  bool fits;
-  {
-    nb::gil_scoped_release release;
-    fits = resampler.prepare(job, error);
-    if (fits) resampler.run(view, out.data(), out.stride(0));
-  }
-  if (!fits) throw nb::value_error(error.c_str());
-}
-
-template <typename Kind, std::size_t count>
-Kind named(const std::pair<const char*, Kind> (&names)[count], const std::string& name, const char* what) {
-  for (const auto& [text, kind] : names) {
-    if (name == text) return kind;
-  }
-  throw nb::value_error((std::string("no such ") + what + ": " + name).c_str());
-}
 
 constexpr std::pair<const char*, DrawOp::Kind> kOps[] = {
     {"random_resized_crop", DrawOp::Kind::random_resized_crop},
@@ -190,25 +157,43 @@ constexpr std::pair<const char*, DrawOp::Noise> kNoises[] = {
     {"colors", DrawOp::Noise::colors},
     {"pixels", DrawOp::Noise::pixels},
 };
-constexpr std::pair<const char*, Sampling> kSamplings[] = {
-    {"nearest", Sampling::nearest},
-    {"bilinear", Sampling::bilinear},
-    {"bicubic", Sampling::bicubic},
-};
-constexpr std::pair<const char*, PadMode> kPadModes[] = {
-    {"constant", PadMode::constant},
-    {"edge", PadMode::edge},
-    {"reflect", PadMode::reflect},
-    {"symmetric", PadMode::symmetric},
+using Use = DrawOp::Level::Use;
+constexpr std::pair<const char*, Use> kUses[] = {
+    {"nothing", Use::nothing},
+    {"value", Use::value},
+    {"bits", Use::bits},
+    {"angle", Use::angle},
+    {"shear_x", Use::shear_x},
+    {"shear_y", Use::shear_y},
+    {"shift_x", Use::shift_x},
+    {"shift_y", Use::shift_y},
+    {"part_of_width", Use::part_of_width},
+    {"part_of_height", Use::part_of_height},
+    {"radius", Use::radius},
+    {"largest_radius", Use::largest_radius},
 };
 
 // Also sets the kind of the step that the level is for.
 DrawOp::Level level_from(const nb::dict& fields, Step& step) {
-  DrawOp::Level level = fastload::level_from(fields);
+  DrawOp::Level level;
+  const std::pair<const char*, double*> numbers[] = {
+      {"magnitude", &level.magnitude}, {"deviation", &level.deviation}, {"highest", &level.highest},
+      {"slope", &level.slope},         {"intercept", &level.intercept}, {"most", &level.most},
+      {"base", &level.base},           {"least", &level.least},
+  };
+  const std::pair<const char*, bool*> flags[] = {
+      {"negates", &level.negates}, {"whole", &level.whole}, {"subtracts", &level.subtracts}};
+  for (const auto& [name, number] : numbers) {
+    if (fields.contains(name)) *number = nb::cast<double>(fields[name]);
+  }
+  for (const auto& [name, flag] : flags) {
+    if (fields.contains(name)) *flag = nb::cast<bool>(fields[name]);
+  }
+  if (fields.contains("use")) level.use = named(kUses, nb::cast<std::string>(fields["use"]), "use of a level");
   if (fields.contains("step")) step.kind = named(kSteps, nb::cast<std::string>(fields["step"]), "transform");
   if (fields.contains("samplings")) {
     for (const auto& name : nb::cast<std::vector<std::string>>(fields["samplings"])) {
-      level.samplings.push_back(named(kSamplings, name, "sampling"));
+      level.samplings.push_back(sampling_from(name));
     }
   }
   return level;
@@ -299,17 +284,33 @@ DrawOp op_from(const std::string& kind, const nb::dict& fields, int depth) {
       } else if (name == "radii") {
         op.step.radii = nb::cast<std::array<float, 2>>(value);
       } else if (name == "sampling") {
-        op.step.sampling = named(kSamplings, nb::cast<std::string>(value), "sampling");
+        op.step.sampling = sampling_from(nb::cast<std::string>(value));
       } else if (name == "fill") {
         op.step.fill = nb::cast<Color>(value);
       } else if (name == "mode") {
-        op.step.mode = named(kPadModes, nb::cast<std::string>(value), "mode");
+        op.step.mode = pad_mode_from(nb::cast<std::string>(value));
       } else if (name == "margins") {  // top, left, bottom, right
         const auto [top, left, bottom, right] = nb::cast<std::array<int, 4>>(value);
         op.step.box = {top, left, bottom, right};
       } else if (name == "level") {
         op.level = level_from(nb::cast<nb::dict>(value), op.step);
-      } else if (!set_python_field(op, name, value)) {
+      } else if (name == "filters") {
+        for (const auto& filter : nb::cast<std::vector<std::string>>(value)) op.filters.push_back(filter_from(filter));
+      } else if (name == "logs") {
+        const auto [low, high] = nb::cast<std::pair<double, double>>(value);
+        op.logs[0] = low;
+        op.logs[1] = high;
+      } else if (name == "longest") {
+        op.longest = nb::cast<double>(value);
+      } else if (name == "aspect_p") {
+        op.aspect_p = nb::cast<double>(value);
+      } else if (name == "by_area") {
+        op.by_area = nb::cast<bool>(value);
+      } else if (name == "count") {
+        op.count = nb::cast<int>(value);
+      } else if (name == "most_count") {
+        op.most_count = nb::cast<int>(value);
+      } else {
         throw nb::type_error((kind + " has no field " + name).c_str());
       }
     } catch (const nb::cast_error&) {
@@ -322,6 +323,37 @@ DrawOp op_from(const std::string& kind, const nb::dict& fields, int depth) {
 void add(DrawPlan& plan, const std::string& kind, const nb::kwargs& fields) {
   std::string error;
   if (!plan.add(op_from(kind, fields, 0), error)) throw nb::value_error(error.c_str());
+}
+
+using AnswerFields = std::tuple<std::string, std::vector<double>, std::vector<double>>;  // kind, question, answer
+
+// The draws of one view of an image: ("ok" | "exp" | "perspective" | "crop_too_large", geometry or None, numbers of the
+// question).
+nb::tuple draw(const DrawPlan& plan, Generator& generator, int width, int height,
+               const std::vector<AnswerFields>& known, std::size_t view) {
+  if (view >= plan.views()) throw nb::index_error("view out of range");
+  std::vector<Answer> answers;
+  for (const auto& [kind, question, answer] : known) answers.push_back(answer_from(kind, question, answer));
+  Geometry geometry;
+  Question unresolved;
+  const nb::list nothing;
+  switch (plan.run(generator, width, height, answers, geometry, unresolved, view)) {
+    case DrawStatus::ambiguous: return nb::make_tuple(name_of(unresolved.kind), nb::none(), numbers_of(unresolved));
+    case DrawStatus::crop_too_large: return nb::make_tuple("crop_too_large", nb::none(), nothing);
+    case DrawStatus::ok: break;
+  }
+  return nb::make_tuple("ok", to_tuple(geometry), nothing);
+}
+
+// Boxes to erase in one view of an image of which torch need not be asked anything, and the generator's state before
+// their noise.
+nb::tuple draw_erased(const DrawPlan& plan, Generator& generator, int width, int height) {
+  Geometry geometry;
+  Question unresolved;
+  if (plan.run(generator, width, height, {}, geometry, unresolved) != DrawStatus::ok) {
+    throw nb::value_error("the draws cannot be made");
+  }
+  return erased_of(geometry);
 }
 
 // Applies steps, rotations, affine transforms and blurs to an image, whose memory may change; what draws does so by an
@@ -355,22 +387,28 @@ bool apply_to(nb::sequence entries, Array image, Array out, const std::string& p
                      {out.data(), out.stride(0), static_cast<int>(out.shape(0)), static_cast<int>(out.shape(1))});
 }
 
-}  // namespace
-
-void bind_resample(nb::module_& m) {
-  m.def("resize", &resize, "source"_a.noconvert(), "out"_a.noconvert(), "filter"_a = "bilinear",
-        "pass_rule"_a = "horizontal_first");
-  m.def("simd_level", [] { return std::string(name_of(simd_level())); });
-  m.def(
-      "set_simd_level",
-      [](const std::string& name) {
-        for (const SimdLevel level : {SimdLevel::portable, SimdLevel::avx2, SimdLevel::avx512, SimdLevel::neon}) {
-          if (name == name_of(level)) return set_simd_level(level);
-        }
-        throw nb::value_error(("no such SIMD level: " + name).c_str());
-      },
-      "name"_a);
+std::uint32_t count_from(std::int64_t count) {
+  if (count < 1 || count > std::numeric_limits<std::int32_t>::max()) {
+    throw nb::value_error(("count must be from 1 to 2**31 - 1, got " + std::to_string(count)).c_str());
+  }
+  return static_cast<std::uint32_t>(count);
 }
+
+template <typename Random>
+nb::bytes state_of_twister(const Random& self) {
+  std::uint8_t state[Twister::kStateBytes];
+  self.get_state(state);
+  return nb::bytes(state, sizeof state);
+}
+
+template <typename Random>
+void set_state_of_twister(Random& self, const nb::bytes& state) {
+  if (state.size() != Twister::kStateBytes || !self.set_state(reinterpret_cast<const std::uint8_t*>(state.data()))) {
+    throw nb::value_error("state must be what get_state() returns");
+  }
+}
+
+}  // namespace
 
 void bind_draws(nb::module_& m) {
   m.def("apply_steps", &apply_to, "steps"_a, "image"_a.noconvert(), "out"_a.noconvert(),
@@ -416,6 +454,24 @@ void bind_draws(nb::module_& m) {
       .def("skip_normals", &Generator::skip_normals, "count"_a)
       .def("get_state", &state_of)
       .def("set_state", &set_state, "state"_a);
+  nb::class_<PythonRandom>(m, "PythonRandom")
+      .def(nb::init<std::uint64_t>(), "seed"_a)
+      .def("random", &PythonRandom::random_double)
+      .def(
+          "randbelow", [](PythonRandom& self, std::int64_t count) { return self.randbelow(count_from(count)); },
+          "count"_a)
+      .def("uniform", &PythonRandom::uniform, "low"_a, "high"_a)
+      .def("gauss", &PythonRandom::gauss, "mean"_a, "deviation"_a)
+      .def("get_state", &state_of_twister<PythonRandom>)
+      .def("set_state", &set_state_of_twister<PythonRandom>, "state"_a)
+      .def_static("exp", [](double x) { return std::exp(x); }, "x"_a);
+  nb::class_<NumpyRandom>(m, "NumpyRandom")
+      .def(nb::init<std::uint32_t>(), "seed"_a)
+      .def("random", &NumpyRandom::random_double)
+      .def(
+          "randint", [](NumpyRandom& self, std::int64_t count) { return self.randint(count_from(count)); }, "count"_a)
+      .def("get_state", &state_of_twister<NumpyRandom>)
+      .def("set_state", &set_state_of_twister<NumpyRandom>, "state"_a);
   m.def("perspective_coefficients", &perspective_coefficients, "corners"_a);
   m.def("seed_for_index", &seed_for_index, "seed"_a, "epoch"_a, "index"_a);
 

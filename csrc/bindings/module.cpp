@@ -1,41 +1,19 @@
+// The module: its parts, what this build has, and what may be set of it.
 #include "bindings/bindings.h"
 
 #include <nanobind/ndarray.h>
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/vector.h>
 
+#include "base/simd_level.h"
 #include "codecs/codecs.h"
 #include "jpeg/decoder.h"
-#include "sample/sample.h"
 
 namespace nb = nanobind;
 using namespace nb::literals;
 
 namespace fastload {
 namespace {
-
-// The lower bound in `fastload bench decode`: region decodes whose rows are dropped.
-void decode_and_drop_all(nb::sequence images, const std::vector<std::vector<std::uint32_t>>& boxes) {
-  std::vector<BytesView> views;
-  for (nb::handle image : images) views.emplace_back(image);
-  if (views.size() != boxes.size()) throw nb::value_error("there must be one box for each image");
-  for (const auto& box : boxes) {
-    if (box.size() != 4) throw nb::value_error("a box must be (top, left, height, width)");
-  }
-  std::string detail;
-  Status status = Status::ok;
-  {
-    nb::gil_scoped_release release;
-    for (std::size_t i = 0; i < views.size() && status == Status::ok; ++i) {
-      JpegHeader header;
-      ByteSource source(views[i].data(), views[i].size());
-      status = scan_header(source, header);
-      if (status != Status::ok) break;
-      status = decode_and_drop(source, header, {boxes[i][0], boxes[i][1], boxes[i][2], boxes[i][3]}, detail);
-    }
-  }
-  if (status != Status::ok) throw nb::value_error((std::string(name_of(status)) + " " + detail).c_str());
-}
 
 std::vector<std::string> status_names() {
   std::vector<std::string> names;
@@ -57,8 +35,7 @@ std::vector<std::string> format_names() {
 
 }  // namespace
 
-void bind_jpeg(nb::module_& m) {
-  m.def("decode_and_drop", &decode_and_drop_all, "images"_a, "boxes"_a);
+void bind_build(nb::module_& m) {
   m.def("status_names", &status_names);
   m.def("subsampling_names", &subsampling_names);
   m.def("trusted_subsamplings", &trusted_subsamplings);
@@ -75,6 +52,16 @@ void bind_jpeg(nb::module_& m) {
     }
     return found;
   });
+  m.def("simd_level", [] { return std::string(name_of(simd_level())); });
+  m.def(
+      "set_simd_level",
+      [](const std::string& name) {
+        for (const SimdLevel level : {SimdLevel::portable, SimdLevel::avx2, SimdLevel::avx512, SimdLevel::neon}) {
+          if (name == name_of(level)) return set_simd_level(level);
+        }
+        throw nb::value_error(("no such SIMD level: " + name).c_str());
+      },
+      "name"_a);
   m.def("uses_own_decoder", &uses_own_decoder);
   m.def("set_own_decoder", &set_own_decoder, "enabled"_a);
   m.def("decode_counts", [] {
@@ -88,15 +75,14 @@ void bind_jpeg(nb::module_& m) {
 NB_MODULE(_core, m) {
   // Pools and plans may outlive the interpreter; that is not a leak.
   nb::set_leak_warnings(false);
-  fastload::bind_jpeg(m);
-  fastload::bind_resample(m);
-  fastload::bind_draws(m);
+  fastload::bind_build(m);
   fastload::bind_decode(m);
-  fastload::bind_batch(m);
+  fastload::bind_draws(m);
+  fastload::bind_image(m);
+  fastload::bind_index(m);
   fastload::bind_kernels(m);
   fastload::bind_lists(m);
+  fastload::bind_staging(m);
+  fastload::bind_pool(m);
   fastload::bind_tagged(m);
-  fastload::bind_color(m);
-  fastload::bind_transform(m);
-  fastload::bind_python_random(m);
 }

@@ -1,16 +1,19 @@
-// The Python classes of jobs and pools, and what a job keeps alive.
+// The Python classes of pools, their jobs and what these prepare for a GPU; what Python gives to be decoded, converted
+// for the core.
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
 #include <memory>
 #include <optional>
+#include <string>
 #include <utility>
 #include <vector>
 
 #include <nanobind/ndarray.h>
 
 #include "bindings/bindings.h"
-#include "bindings/staging.h"
+#include "gpu/staging.h"
 #include "pool/pool.h"
 
 namespace fastload {
@@ -18,8 +21,24 @@ namespace fastload {
 using Images = nanobind::ndarray<std::uint8_t, nanobind::ndim<4>, nanobind::device::cpu>;
 using Pixels = nanobind::ndarray<const std::uint8_t, nanobind::ndim<4>, nanobind::device::cpu>;
 using ViewValues = nanobind::ndarray<nanobind::ndim<4>, nanobind::c_contig, nanobind::device::cpu>;
+using StagingMemory = nanobind::ndarray<std::uint8_t, nanobind::ndim<1>, nanobind::c_contig, nanobind::device::cpu>;
+
+// A batch's staging, and the Python object whose memory it uses.
+struct BoundStaging {
+  std::shared_ptr<Staging> staging;
+  StagingMemory memory;
+};
 
 nanobind::tuple to_tuple(const Outcome& outcome);
+
+// A bytes-like object is the file's contents or, with `arrays`, pixels if it has their shape; anything else is a path;
+// a str with an attribute `tagged_with` is that of a file which must have been tagged with this key.
+Input input_from(nanobind::handle object, std::vector<BytesView>& views, bool arrays = false);
+void require_layout(const Images& out, std::size_t count);  // throws a ValueError
+SampleOptions options_from(const Images& out, const std::string& filter, const std::string& pass_rule,
+                           std::uint64_t max_pixels, bool fast);
+// (crop, output size, window, flips): top, left, height, width; height, width; top, left, height, width; two flags.
+Geometry geometry_from(const std::int32_t* g);
 
 // A core job and the Python objects whose memory it uses. Requires the GIL except where it is explicitly released.
 struct Held {

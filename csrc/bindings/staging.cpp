@@ -1,9 +1,7 @@
-#include "bindings/staging.h"
-
 #include <string>
 #include <utility>
 
-#include "bindings/bindings.h"
+#include "bindings/pool.h"
 
 namespace nb = nanobind;
 using namespace nb::literals;

@@ -4,7 +4,6 @@
 #include <cstring>
 
 #include "base/simd_level.h"
-#include "jpeg/entropy/scan_kernels.h"
 #include "jpeg/entropy/scan_points.h"
 #include "jpeg/entropy/unstuff.h"
 

@@ -70,7 +70,7 @@ def library() -> ctypes.CDLL:
 
     ``FASTLOAD_SHIM_CXX`` sets the compiler and extra flags, for sanitizers: ``"g++ -g -fsanitize=address,undefined"``.
     """
-    parts = core_files("base/simd_level.cpp", "resample/*.cpp", "rng/*.cpp", "image/transform*.cpp", "tests/shim.cpp")
+    parts = core_files("base/simd_level.cpp", "resample/*.cpp", "rng/*.cpp", "image/transform/*.cpp", "tests/shim.cpp")
     target, folder = compiled(parts, "-O3", "-Wall", "-Wextra", "-Werror", "-ffp-contract=off")
     lib = ctypes.CDLL(target)
     lib.folder = folder  # removed only when this process ends, because sanitizers read symbols from the file

@@ -13,7 +13,7 @@
 
 #include "base/keyed_hash.h"
 #include "image/look_up.h"
-#include "image/transform.h"
+#include "image/transform/transform.h"
 #include "resample/resample.h"
 #include "rng/draw_plan.h"
 

@@ -17,7 +17,7 @@
 #include "image/filters/blur.h"
 #include "image/filters/convolve.h"
 #include "image/look_up.h"
-#include "image/transform.h"
+#include "image/transform/transform.h"
 
 namespace nb = nanobind;
 using namespace nb::literals;

@@ -6,7 +6,7 @@
 
 #include "image/filters/blur.h"
 #include "image/filters/gaussian.h"
-#include "image/transform_kernels.h"
+#include "image/transform/kernels.h"
 
 namespace fastload {
 namespace {

@@ -5,7 +5,7 @@
 #include <vector>
 
 #include "base/image.h"
-#include "image/transform.h"
+#include "image/transform/transform.h"
 #include "resample/resample.h"
 
 namespace fastload {

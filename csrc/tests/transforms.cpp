@@ -16,7 +16,7 @@
 #include "base/simd_level.h"
 #include "image/filters/blur.h"
 #include "image/filters/gaussian.h"
-#include "image/transform.h"
+#include "image/transform/transform.h"
 
 using namespace fastload;
 

@@ -1,11 +1,11 @@
-// Steps that move pixels, as in csrc/image/transform.cpp. Included by steps.cu.
+// Steps that move pixels, as in csrc/image/transform/transform.cpp. Included by steps.cu.
 
 #include "step_images.h"
 
 namespace fastload {
 namespace {
 
-// The position within [0, size) that a position outside shows; as in csrc/image/transform.cpp.
+// The position within [0, size) that a position outside shows; as in csrc/image/transform/transform.cpp.
 __device__ __forceinline__ int mirrored(int position, int size, int mode) {
   const int skipped = mode == 2 ? 1 : 0;
   if (mode >= 2) {
@@ -38,7 +38,7 @@ __device__ __forceinline__ double cubic(double v0, double v1, double v2, double 
   return v1 + d * (p2 + d * (p3 + d * p4));
 }
 
-// A pixel of an affine or perspective transform; as in csrc/image/transform.cpp.
+// A pixel of an affine or perspective transform; as in csrc/image/transform/transform.cpp.
 __device__ __noinline__ u32 mapped(const Words& in, const StagedStep& step, int y, int x) {
   const double* const a = step.coefficients;
   const double across = x + 0.5, down = y + 0.5;

@@ -9,7 +9,7 @@
 #include <vector>
 
 #include "base/simd_level.h"
-#include "image/transform.h"
+#include "image/transform/transform.h"
 
 namespace fastload {
 namespace {

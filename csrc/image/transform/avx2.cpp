@@ -8,7 +8,7 @@
 #include <cmath>
 #include <cstring>
 
-#include "image/transform_kernels.h"
+#include "image/transform/kernels.h"
 
 // Not a compiler flag for the whole file: see resample/avx2.cpp.
 #define FASTLOAD_AVX2 __attribute__((target("avx2")))

@@ -1,5 +1,5 @@
 // Pillow's transforms: its choice among fixed point, accumulated positions and general maps, and the portable kernels.
-#include "image/transform.h"
+#include "image/transform/transform.h"
 
 #include <algorithm>
 #include <cmath>
@@ -10,7 +10,7 @@
 #include <vector>
 
 #include "base/simd_level.h"
-#include "image/transform_kernels.h"
+#include "image/transform/kernels.h"
 
 namespace fastload {
 namespace {

@@ -5,7 +5,7 @@
 #include <cstdint>
 #include <vector>
 
-#include "image/transform.h"
+#include "image/transform/transform.h"
 
 namespace fastload {
 

@@ -1,5 +1,6 @@
 from collections.abc import Sequence
 from os import PathLike
+from types import FunctionType
 from typing import Any, ClassVar, Literal, TypeAlias
 
 from typing_extensions import Buffer
@@ -211,6 +212,22 @@ def put_ints(numbers: Any, out: _Array) -> bool: ...
 
 # [values[i] for i in indices], which are an int64 array. Raises IndexError as the list would.
 def items_of(values: list[Any], indices: _Array) -> list[Any]: ...
+
+# What Python objects hold, by identity: each entry's value in its dict, or its absence; what is in dicts and lists, in
+# order; the classes and dicts of objects; attributes of types; code and defaults of functions. A stamp keeps all of it
+# alive, and Python's garbage collection does not see that.
+class Stamp:
+    def __init__(
+        self,
+        entries: list[tuple[dict[Any, Any], Any]],
+        containers: list[Any],
+        objects: list[Any],
+        types: list[type],
+        functions: list[FunctionType],
+    ) -> None: ...
+
+    # Whether everything is what it was. May be false for a type that was not changed, never true for one that was.
+    def holds(self) -> bool: ...
 
 # Changes of colour: Pillow's and torchvision's bits, in place on a uint8 HWC image with contiguous rows. They release
 # the GIL. `shift` is what torchvision adds to Pillow's hue, 0 to 255; `table` has shape (3, 256).

@@ -83,6 +83,7 @@ NB_MODULE(_core, m) {
   fastload::bind_kernels(m);
   fastload::bind_lists(m);
   fastload::bind_staging(m);
+  fastload::bind_stamp(m);
   fastload::bind_pool(m);
   fastload::bind_tagged(m);
 }

@@ -1,4 +1,4 @@
-// Prepares the steps on a decoded image for the CUDA kernel that runs them (fastload/device/steps.cu). Knows neither
+// Prepares the steps on a decoded image for the CUDA kernel that runs them (gpu/kernels/steps.cu). Knows neither
 // Python nor CUDA.
 #pragma once
 

@@ -196,6 +196,8 @@ def collated(rests: list[Any]) -> Collated:
         numbers = torch.empty(len(rests), dtype=torch.int64)
         if _core.put_ints(rests, numbers.numpy()):  # torch.tensor takes several times as long
             return Collated(numbers, None)
+    if not rests:
+        return Collated(default_collate([]), None)  # raises; of a tuple, it would say so
     if Around not in {*map(type, rests)}:
         # default_collate takes pairs apart to tuples, and returns one of strings as it is.
         return Collated(default_collate(tuple(rests)), None)  # type: ignore[arg-type]

@@ -458,3 +458,10 @@ def test_v2_transforms_of_images():
     made = made.with_transform(closure(steps))
     ours, theirs = both(lambda: made, FastLoader, NATIVE, batch_size=4, shuffle=True, num_workers=2)
     assert_same(ours, theirs)
+
+
+@pytest.mark.parametrize("name", ["__getitems__", "_getitem", "with_format"])
+def test_a_method_of_the_object_is_refused(photos, name):
+    made = photos.with_transform(removes)
+    setattr(made, name, lambda indices: [made[index] for index in reversed(indices)])
+    assert f"has {name} of its own" in str(read_recipe(made))

@@ -14,6 +14,7 @@ from torch.utils.data import get_worker_info
 
 from fastload.options import length_of
 from fastload.profiling.window import REPORT_VARIABLE, Window
+from fastload.torch_workers.signals import Finalizer
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
@@ -126,7 +127,7 @@ class CaptureIterator(Generic[T]):
         self._capture_number = 0
         self._capture_length = length_of(loader)
         # After a `break` or an exception only the end of this object's life shows that the loop is over.
-        self._capture_finalizer = weakref.finalize(self, window.leave)
+        self._capture_finalizer = Finalizer(self, window.leave)
 
     def __iter__(self) -> CaptureIterator[T]:
         return self

@@ -11,13 +11,13 @@ import socket
 import subprocess
 import sys
 import threading
-import weakref
 from concurrent.futures import Future
 from queue import SimpleQueue
 from typing import TYPE_CHECKING, Any, Final, TypeAlias, cast
 
 from fastload.pipeline.tagged_files import KEY_BYTES
 from fastload.sources.fetcher import ENTRY, HEADER, KEPT, LIST, OBJECT, Kept
+from fastload.torch_workers.signals import Finalizer
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -61,7 +61,7 @@ class Requests:
                 (_send_messages, self._messages, "fastload-requests-sender"),
             )
         ]
-        self.close = weakref.finalize(self, _close, os.getpid(), self._process, self._answers, self._messages, threads)
+        self.close = Finalizer(self, _close, os.getpid(), self._process, self._answers, self._messages, threads)
         for thread in threads:
             thread.start()
 

@@ -11,9 +11,10 @@ import errno
 import os
 import struct
 import tempfile
-import weakref
 from dataclasses import dataclass
 from typing import Any, Final
+
+from fastload.torch_workers.signals import Finalizer
 
 _HEAD: Final = struct.Struct("<4Q")
 _PLACE_BYTES: Final = 1 << 32  # from one state to the next; what is not written takes no memory
@@ -57,7 +58,7 @@ class KeptStates:
         self.workers, self.latest = workers, latest
         self.begun = 1  # epochs that the training process has asked for
         self._descriptor, self._pid = descriptor, os.getpid()
-        self._closer = weakref.finalize(self, os.close, descriptor)
+        self._closer = Finalizer(self, os.close, descriptor)
         self._closer.atexit = False
 
     def __reduce__(self) -> Any:

@@ -8,6 +8,7 @@ since the previous sample to what it finds there. It ends after a second or two.
 from __future__ import annotations
 
 import atexit
+import itertools
 import linecache
 import os
 import re
@@ -72,11 +73,10 @@ def _call_at(code: CodeType, instruction: int) -> str:
     """Source of the expression being evaluated. Native functions have no frame of their own."""
     if instruction < 0:
         return ""
-    for number, (line, end_line, column, end_column) in enumerate(code.co_positions()):
-        if number == instruction // 2:
-            if line is None or line != end_line:
-                return "" if line is None else linecache.getline(code.co_filename, line)
-            return linecache.getline(code.co_filename, line).encode()[column:end_column].decode("utf-8", "replace")
+    for line, end_line, column, end_column in itertools.islice(code.co_positions(), instruction // 2, None):
+        if line is None or line != end_line:
+            return "" if line is None else linecache.getline(code.co_filename, line)
+        return linecache.getline(code.co_filename, line).encode()[column:end_column].decode("utf-8", "replace")
     return ""
 
 

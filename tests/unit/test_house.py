@@ -108,6 +108,11 @@ def test_the_drawing_and_the_table_of_the_layers_are_current():
         assert path.read_text() == text, f"run scripts/architecture.py, which writes {path.name}"
 
 
+def test_finalizers_lose_no_interrupt():
+    users = [name for name, path in MODULES.items() if "weakref.finalize(" in path.read_text()]
+    assert users == [], "use Finalizer of fastload/torch_workers/signals.py"
+
+
 def test_arrows_are_imports_that_no_other_arrows_imply(tmp_path):
     (tmp_path / "fastload" / "stats").mkdir(parents=True)
     for name, text in {

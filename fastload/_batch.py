@@ -305,7 +305,7 @@ def _rebuilt_as_torch(data: Any, keys: Sequence[Any], values: list[Any], tuple_t
             for key, value in zip(keys, values, strict=True):
                 clone[key] = value
             return clone
-        return type(data)(entries)  # type: ignore[call-arg]
+        return type(data)(entries)
     except TypeError:  # no copy(), no __setitem__ or no such __init__, as of range
         return entries
 

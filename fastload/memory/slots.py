@@ -281,7 +281,7 @@ class SlotPool:
                 self._sweep()
 
     def open_for(self, iterator: Any) -> list[int]:
-        """Return a list for the process ids of the workers that ``iterator`` is about to start.
+        """Return a list for the process ids of ``iterator``'s workers, which start next.
 
         It stays empty if batches are made here.
         """
@@ -291,7 +291,7 @@ class SlotPool:
         return pids
 
     def reclaim(self) -> None:
-        """Free the slots of workers that died while filling them, or while they took or returned them.
+        """Free the slots of workers that died while they filled, took or returned them.
 
         Called before new workers start.
         """

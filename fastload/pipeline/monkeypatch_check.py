@@ -246,7 +246,7 @@ def hidden(thing: Any, cls: type, names: Collection[str]) -> str | None:
         cls: Its class, or a base of that.
         names: Names that count. A property that the object cannot hide always does.
     """
-    held = vars(thing)
+    held: dict[str, Any] = vars(thing)
     for base in cls.__mro__:
         for name in held.keys() & vars(base).keys():
             if name in names or hasattr(type(vars(base)[name]), "__set__"):

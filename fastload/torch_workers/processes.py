@@ -56,7 +56,7 @@ class _ShutDown:
     """
 
     def __init__(self, iterator: Any) -> None:
-        self.iterator = weakref.ref(iterator)
+        self.iterator: Callable[[], Any] = weakref.ref(iterator)
         self.workers = iterator._workers
         self._tell = iterator._workers_done_event, iterator._index_queues, iterator._worker_result_queue
         self._pid = os.getpid()
@@ -98,8 +98,8 @@ def _end_with_the_program() -> None:
 def _disown() -> None:
     """In a forked child: the workers, their queues and their shared memory are the parent's."""
     for ending in _live.values():
-        if (iterator := ending.iterator()) is not None:
-            iterator._shutdown = True
+        with contextlib.suppress(AttributeError):  # it has been freed
+            ending.iterator()._shutdown = True
         process._children.difference_update(ending.workers)  # type: ignore[attr-defined]  # nor multiprocessing at exit
     _live.clear()
 

@@ -255,7 +255,7 @@ def _finalize(function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
                 raise
 
 
-FINALIZERS: Final = {finalizer(print).__code__, Finalizer.__call__.__code__}  # type: ignore[attr-defined]
+FINALIZERS: Final = {finalizer(print).__code__, Finalizer.__call__.__code__}
 """Code that Python calls in finalizers. The wrapper's is the same for all."""
 
 

@@ -162,7 +162,7 @@ class Iterator:
 
 
 def dies_with(writer, take):
-    """Fork a child that takes a slot, or its token, and is killed; return its process id."""
+    """Return the process id of a forked child that was killed with a slot or token."""
 
     def child():
         take(writer)

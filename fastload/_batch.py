@@ -28,7 +28,12 @@ class Leaf:
 
 
 def is_movable(data: Any) -> bool:
-    """Whether ``data`` has ``pin_memory()`` and a ``to()`` that takes a device: torch's protocol."""
+    """Whether ``data`` has ``pin_memory()`` and a ``to()`` that takes a device: torch's protocol.
+
+    Torch's storages have them, too, but are tensors' memory, and warn of torch's own calls: they stay on the host.
+    """
+    if isinstance(data, torch.UntypedStorage | torch.TypedStorage):
+        return False
     return _method(data, "pin_memory") is not None and _call_of(_method(data, "to")) is not None
 
 

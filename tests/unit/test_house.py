@@ -11,6 +11,7 @@ import multiprocessing.synchronize
 import pkgutil
 import re
 import threading
+from collections import Counter
 from pathlib import Path
 from types import ModuleType
 
@@ -21,11 +22,25 @@ from torch.utils.data import DataLoader
 
 import fastload
 from fastload import FastLoader
-from scripts.architecture import PAGE, PICTURE, RANK, arrows, draw, imports_of, modules_of, page, place
+from scripts.architecture import (
+    CORE_RANK,
+    PAGE,
+    PICTURE,
+    RANK,
+    arrows,
+    draw,
+    imports_of,
+    includes_of_core,
+    modules_of,
+    page,
+    place,
+)
 
 PACKAGE = Path(fastload.__file__).parent
-LINES_MAX = 450
+LINES_MAX = 900
+CORE_FILES_MAX = 13  # of a folder
 FOLDERS = [Path(__file__).parents[2] / name for name in ("benchmarks", "examples", "fastload", "scripts", "tests")]
+CSRC = Path(__file__).parents[2] / "csrc"
 FILES = [path for folder in FOLDERS for path in folder.rglob("*.py")]
 WORDS_MAX = 15
 # With brackets, the patterns of this file do not match themselves.
@@ -312,8 +327,25 @@ def test_the_parser_of_imports_sees_what_it_should(tmp_path):
     assert is_below("fastload.prefetch", "fastload.device.transfer")
 
 
+def test_files_of_the_core_include_only_from_below():
+    def is_below(includer: Path, included: Path) -> bool:
+        upper, lower = str(includer.parent), str(included.parent)
+        return upper == lower or CORE_RANK[upper] < CORE_RANK[lower]
+
+    pairs = includes_of_core(CSRC)
+    assert len(pairs) > 250
+    assert [f"{includer} includes {included}" for includer, included in pairs if not is_below(includer, included)] == []
+
+
+def test_folders_of_the_core_have_a_place_and_few_files():
+    counts = Counter(str(path.parent.relative_to(CSRC)) for path in CSRC.rglob("*") if path.is_file())
+    assert counts.keys() == CORE_RANK.keys(), "give each folder a line of CORE in scripts/architecture.py"
+    assert {folder: count for folder, count in counts.items() if count > CORE_FILES_MAX} == {}
+
+
 def test_files_stay_short():
-    lines = {name: len(path.read_text().splitlines()) for name, path in MODULES.items()}
+    files = {**MODULES, **{str(path): path for path in CSRC.rglob("*") if path.is_file()}}
+    lines = {name: len(path.read_text().splitlines()) for name, path in files.items()}
     assert {name: count for name, count in lines.items() if count >= LINES_MAX} == {}, "each is two files"
 
 

@@ -11,7 +11,7 @@ from html import escape
 from typing import Any, Final
 
 from benchmarks.tables import COLUMNS, MARK, NO_PEER, OURS
-from fastload.profiling.palette import style
+from fastload.profiling.pages.palette import style
 
 WIDTH = 480  # px, of which a phone shows three quarters
 PAD = 16

@@ -88,7 +88,7 @@ def main(args: argparse.Namespace) -> int:
 def draw_pictures(folder: Path, *, dark: bool) -> None:
     """Draw the pictures of docs/ladder.md and docs/profiling.md, for light pages or for dark ones."""
     from fastload.bench._charts import draw_ladder
-    from fastload.profiling import timeline
+    from fastload.profiling.pages import timeline
 
     suffix = "-dark.png" if dark else ".png"
     draw_ladder(read("ladder"), folder / f"ladder{suffix}", dark=dark)

@@ -26,8 +26,8 @@ from fastload.bench._steps import TrainingStep
 from fastload.commands import profile
 from fastload.commands.bench import DATA
 from fastload.measurement.record import environment, write_json
-from fastload.profiling.report import make_report
-from fastload.profiling.timeline import lay_out, thinned
+from fastload.profiling.pages.report import make_report
+from fastload.profiling.pages.timeline import lay_out, thinned
 
 RUNGS = {"workers": "pinned slots", "native": "native engine"}
 """What is recorded, by the name of its rung."""

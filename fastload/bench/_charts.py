@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from fastload.measurement.record import has_one_repeat
-from fastload.profiling.palette import DARK, LIGHT
+from fastload.profiling.pages.palette import DARK, LIGHT
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

@@ -25,8 +25,8 @@ class Command:
     """One subcommand.
 
     Attributes:
-        module: Has ``add_arguments(parser)`` and ``main(args) -> int``; imported when chosen. ``"module:NAME"`` is an
-            object of the module that has them.
+        module: Module with ``add_arguments(parser)`` and ``main(args) -> int``, imported when chosen; or, as
+            ``"module:NAME"``, an object of a module that has them.
         help: One line.
         extra: The extra with its optional dependencies.
         needs: Optional packages of given arguments.
@@ -76,7 +76,7 @@ class Group:
     """Subcommands one level down.
 
     Attributes:
-        module: Has the table ``COMMANDS``, and in ``IN_CHECKOUT`` the names that only ``python -m benchmarks`` has.
+        module: Module with the table ``COMMANDS``, and in ``IN_CHECKOUT`` names that only ``python -m benchmarks`` has.
         help: One line.
     """
 

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import functools
-import sys
 import threading
-import weakref
 from typing import TYPE_CHECKING, Any, cast
 
 import torch
@@ -25,7 +23,7 @@ from fastload.options import can_pin, has_streams
 from fastload.pipeline.eligibility import read_loader, read_tail
 from fastload.stats.meter import Meter, counters_for, measure, measure_here
 from fastload.torch_workers.processes import after_error, shut_down
-from fastload.torch_workers.signals import deferred_signals
+from fastload.torch_workers.signals import Finalizer, deferred_signals
 from fastload.torch_workers.view import refresh, view_of
 
 if TYPE_CHECKING:
@@ -117,8 +115,7 @@ def native_meter(native: NativeIterator, loader: LoaderConfig[Any], *, on_device
 
 def is_native(iterator: Any) -> bool:
     """Whether ``iterator`` makes batches natively, on the host."""
-    native = sys.modules.get("fastload.engines.decode_threads")
-    return isinstance(iterator, getattr(native, "NativeIterator", ()))  # another thread may be importing it
+    return getattr(type(iterator), "is_native", False) is True
 
 
 def _end(closers: Iterable[Callable[[], None]], retire: Callable[[], None]) -> None:
@@ -161,7 +158,7 @@ class DeviceIterator:
         self.consuming = threading.RLock()  # one next() at a time: threads may share the iterator, as torch's
         retire = functools.partial(state_of(loader).retire, transfer, scheduler)
         self._end = functools.partial(_end, closers, retire)
-        self._finalizer = weakref.finalize(self, self._end)
+        self._finalizer = Finalizer(self, self._end)
 
     def begin_epoch(self, loader: LoaderConfig[Any]) -> None:
         """Begin another epoch with the same persistent workers or decode threads."""
@@ -359,7 +356,9 @@ class TorchDeviceIterator(DeviceIterator):
         super().__init__(loader, device, transfer, meter, (scheduler.close,), scheduler)  # which closes the transfer
         self._view = view_of(loader, **self._changes(loader))
         scheduler.serve(self)
+        pids = [] if slots is None else slots.open_for(self)
         self._host = start_epoch(self._view, state.resumption)
+        pids += [worker.pid for worker in getattr(self._host, "_workers", ())]
         self._counts_up = loader.in_order and loader.num_workers > 0  # torch's count is then the batch's number
         if self._native is not None:
             self._native.install(self._host, scheduler.key)

@@ -20,6 +20,7 @@ from fastload.memory.slots import SlotCounts, SlotPool
 from fastload.stats.meter import Meter, Meters
 from fastload.stats.stats import Stats, Totals, make_stats
 from fastload.torch_workers.processes import shut_down
+from fastload.torch_workers.signals import Finalizer
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -105,7 +106,7 @@ class LoaderState:
             return None
         if self.slots is None:
             self.slots = SlotPool(slots_wanted(loader), pinned_limit(loader), loader.num_workers, device=device)
-            weakref.finalize(self, self.slots.close)
+            Finalizer(self, self.slots.close)
         self.slots.reclaim()
         return self.slots
 
@@ -270,7 +271,7 @@ class LoaderState:
 
     def measure(self, iterator: Any, meter: Meter) -> None:
         """Count ``meter`` while ``iterator`` lives, and keep its totals afterwards."""
-        weakref.finalize(iterator, self._meters.open(meter)).atexit = False
+        Finalizer(iterator, self._meters.open(meter)).atexit = False
 
     @property
     def totals(self) -> Totals:

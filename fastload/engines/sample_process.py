@@ -33,7 +33,7 @@ from fastload.pipeline.datasets import OddPath, sendable
 from fastload.pipeline.reader import OpenedImage, pixel_limit
 from fastload.torch_workers.orphans import LOOK_S, exit_with_parent
 from fastload.torch_workers.processes import JOIN_S, forking_workers, release_free_memory
-from fastload.torch_workers.signals import deferred_signals, usual_signals
+from fastload.torch_workers.signals import deferred_signals, finalizer, usual_signals
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -270,6 +270,7 @@ class SampleProcess:
             self._process.kill()
             self._process.join(JOIN_S)
 
+    @finalizer
     def __del__(self) -> None:
         if vars(self).get("started") and not self._closed:
             self.kill()
@@ -332,9 +333,7 @@ def _answer_requests(
     stages.name_thread("fl-samples")
     torch.set_num_threads(1)
     with contextlib.suppress(RuntimeError):  # no more threads
-        # The parent of a fork server's child is the server, which ends with the program.
-        watched = parent if settings is not None else os.getppid()
-        threading.Thread(target=exit_with_parent, args=(watched,), daemon=True).start()
+        threading.Thread(target=exit_with_parent, args=(parent,), daemon=True).start()
     if settings is not None:
         torch.get_rng_state()  # may block forever, see SampleProcess._wait_ready
         connection.send_bytes(b"ready")
@@ -358,10 +357,6 @@ def _pickled(answer: Any) -> bytes:
 
 
 _images: Final = OpenedImage()
-
-
-def _max_pixels(recipe: Recipe) -> Any:
-    return Image.MAX_IMAGE_PIXELS
 
 
 def _sample(
@@ -422,7 +417,7 @@ def _batch(recipe: Recipe, index: Any, state: bytes) -> Any:
 
 
 _HANDLERS: Final[dict[str, Callable[..., Any]]] = {
-    "max_pixels": _max_pixels,
+    "max_pixels": lambda recipe: Image.MAX_IMAGE_PIXELS,
     "sample": _sample,
     "fetched": _fetched,
     "located": located,

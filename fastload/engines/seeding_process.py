@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import threading
-import weakref
 from typing import TYPE_CHECKING, Any
 
 from fastload.pipeline.worker_seeds import seeded_by
-from fastload.torch_workers.signals import deferred_signals
+from fastload.torch_workers.signals import Finalizer, deferred_signals
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -50,7 +49,7 @@ class SeedingProcess:
             self.close()
             with deferred_signals():
                 self._process, self._key = process, key
-                self._end = weakref.finalize(self, _end, process)  # before Python ends, when it is too late for __del__
+                self._end = Finalizer(self, _end, process)  # before Python ends, when it is too late for __del__
             return True
         finally:
             self._lock.release()

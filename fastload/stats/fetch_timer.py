@@ -17,12 +17,13 @@ from typing import TYPE_CHECKING, Any, Final
 
 from fastload.stats.shared_counters import FIGURES, SharedCounters
 from fastload.stats.stack_sampler import StackSampler
+from fastload.torch_workers.signals import Finalizer
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
 CLOSELY_S: Final = 0.002
-"""After a fetch longer than this, the next one is divided, at about 5 µs."""
+"""Length of a fetch after which the next one is divided, which takes about 5 µs."""
 
 CLOSELY_EVERY: Final = 64
 SAMPLER_AFTER_S: Final = 0.15
@@ -131,7 +132,7 @@ class WorkerCounters:
             self._queue = -1
             with contextlib.suppress(OSError):
                 self._queue = os.open("/proc/thread-self/schedstat", os.O_RDONLY | os.O_CLOEXEC)
-                weakref.finalize(self, os.close, self._queue)
+                Finalizer(self, os.close, self._queue)
         if self._queue < 0:
             return 0.0
         try:

@@ -101,6 +101,13 @@ def test_codecs_are_told_from_folders_that_are_called_like_them(path, expected):
     assert bool(stack_sampler._CODECS.search(path)) is expected
 
 
+def test_lazy_images_count_as_a_codec():
+    from fastload.engines import lazy_functions, lazy_images, pending_pixels
+
+    functions = lazy_functions.install, lazy_images.install, pending_pixels.Pending.cropped
+    assert {function.__code__.co_filename for function in functions} <= stack_sampler._registered
+
+
 class Owned:
     pass
 

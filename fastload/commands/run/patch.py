@@ -19,7 +19,7 @@ from fastload.engines.workers import first_call_of
 from fastload.loader import FastLoader
 from fastload.nvtx.patching import holders
 from fastload.options import LoaderConfig, Options, has_own_iterator
-from fastload.profiling.capture import capture_from_environment
+from fastload.profiling.recording.capture import capture_from_environment
 from fastload.stats.explain import LoaderLog
 from fastload.stats.meter import Meter, NextData, counters_for, measure
 

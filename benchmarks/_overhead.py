@@ -20,16 +20,17 @@ from unittest import mock
 
 import torch
 
-from fastload import FastLoader
+from fastload import FastLoader, iterators
 from fastload import loader as loader_module
 from fastload.autoscale.policy import cores_for_loading
 from fastload.device import transfer as transfer_module
-from fastload.engines import iterators, position, workers
+from fastload.engines import position
 from fastload.engines.copy_scheduler import CopyScheduler
 from fastload.measurement.record import Spread, interleave
 from fastload.measurement.throughput import NATIVE_AHEAD, endless, in_flight, loop_rate
 from fastload.nvtx import stages
 from fastload.stats import fetch_timer, meter
+from fastload.workers import worker
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -38,6 +39,10 @@ if TYPE_CHECKING:
 
 LOST_MAX = 0.005
 """Share of the throughput that statistics may cost, and NVTX without a tool."""
+
+
+class _NoCounters:
+    begin = end = fail = staticmethod(lambda *arguments: None)
 
 
 @contextlib.contextmanager
@@ -53,7 +58,8 @@ def without_stats() -> Iterator[None]:
         for module in (loader_module, iterators):
             put(module, "measure", lambda iterator, measured: measured)
         put(iterators, "measure_here", lambda iterator, measured: None)
-        put(workers, "MeasuredWorker", lambda first_call, counters: first_call or (lambda worker_id: None))
+        put(worker, "WorkerCounters", lambda *arguments, **more: _NoCounters)
+        put(worker, "listen", lambda *arguments: None)
         put(position.Position, "follow", lambda self, *rest: None)  # which reads the meter
         put(transfer_module, "DeviceClock", lambda module: None)
         yield

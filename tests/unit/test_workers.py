@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import gc
 import multiprocessing
@@ -20,10 +21,12 @@ from backends.batches import Collator
 from backends.datasets import Numbers, as_list, configure
 from children import exit_code, forked
 from torch.utils.data import DataLoader, default_collate
+from torch.utils.data._utils import fetch as torch_fetch
 
 from fastload import FastLoader
 from fastload._batch import HostBatch, register
 from fastload.engines.workers import Collate, start_epoch
+from fastload.memory.sending import Sent
 from fastload.stats.shared_counters import SharedCounters
 from fastload.torch_workers import orphans
 from fastload.torch_workers.orphans import take_signals
@@ -110,6 +113,44 @@ def test_a_setup_is_picklable_and_runs_the_users_worker_init_fn_last(monkeypatch
     dataclasses.replace(copied, worker_init_fn=lambda number: calls.append(("user", number)))(0)
     start = [("take_signals", 7), ("show_own_dataset",), ("send_errors",), ("install", True)]
     assert calls == [*start, ("switch", worker.SWITCH_S), ("install_lazy_images",), ("user", 0)]
+
+
+@pytest.mark.parametrize("fails", [False, True])
+def test_a_fetch_measures_making_alone_then_keeps_and_sends(monkeypatch, fails):
+    calls, sampled = [], [1, 2]
+
+    class Noting:
+        def __getattr__(self, name):
+            return lambda *arguments: calls.append(name)
+
+    @contextlib.contextmanager
+    def stage(name, batch):
+        calls.append((name, batch))
+        yield
+        calls.append("ended")
+
+    def collate(samples):
+        calls.append("made")
+        sampled.clear()
+        if fails:
+            raise LookupError
+        return samples
+
+    def _worker_loop(fetcher, idx):
+        return fetcher.fetch(sampled)
+
+    monkeypatch.setattr(worker, "stage", stage)
+    monkeypatch.setattr(worker, "WorkerCounters", lambda *arguments, **more: Noting())
+    monkeypatch.setattr(worker, "digest_of", lambda indices: calls.append(list(indices)))
+    one = worker.Worker(worker.WorkerSetup(None, SharedCounters(1, 2)), 0, Noting())
+    fetcher = one._follow(torch_fetch._MapDatasetFetcher(Numbers(4), True, collate, False), sends=True)
+    made = [("fetch", 5), [1, 2], "begin", "collates", "made"]
+    if fails:
+        assert type(raised_by(lambda: _worker_loop(fetcher, 5))) is LookupError
+        assert calls == [*made, "fail", "keep"]
+    else:
+        assert type(_worker_loop(fetcher, 5)) is Sent
+        assert calls == [*made, "end", "keep", "ended"]
 
 
 class Garbage:

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import torch
 import torch.utils.data._utils.fetch as torch_fetch
-from torch.utils.data import _DatasetKind, default_collate, get_worker_info
+from torch.utils.data import _DatasetKind, default_collate
 from torch.utils.data._utils.worker import _worker_loop
 
 from fastload.engines.packed_states import digest_of
@@ -99,7 +99,7 @@ def setup_of(loader: Any, counters: SharedCounters) -> WorkerSetup:
     if loader.engine == "torch":
         return setup(promptly=False)
     makes_lazy_images(loader)  # learns what forked workers then inherit
-    if not makes_native_samples(loader):
+    if loader.randomness == "sample" or not makes_native_samples(loader):  # it seeds samples of torch's alone
         return setup()
     from fastload.engines.native_samples import WorkerFetcher
 
@@ -152,9 +152,7 @@ class Worker:
             fetcher.collate_fn = collate_into_files
         listen(fetcher, self._counters)  # around that: its time is collating
         self._make = functools.partial(without_stage(type(fetcher).fetch), fetcher)
-        info = get_worker_info()
-        is_map = isinstance(fetcher, torch_fetch._MapDatasetFetcher) and fetcher.auto_collation
-        if self._native is not None and is_map and info is not None and fetcher.dataset is info.dataset:
+        if self._native is not None:
             self._make = self._native.in_place_of(fetcher, self._make)
         self._fetcher = fetcher
         with contextlib.suppress(AttributeError, TypeError):  # one that is not torch's, and takes no attribute

@@ -20,11 +20,12 @@ from backends import raised_by
 from backends.batches import Collator
 from backends.datasets import Numbers, as_list, configure
 from children import exit_code, forked
-from torch.utils.data import DataLoader, default_collate
+from torch.utils.data import DataLoader, _DatasetKind, default_collate
 from torch.utils.data._utils import fetch as torch_fetch
 
 from fastload import FastLoader
 from fastload._batch import HostBatch, register
+from fastload.engines.worker_progress import WorkerProgress
 from fastload.engines.workers import Collate, start_epoch
 from fastload.memory.sending import Sent
 from fastload.stats.shared_counters import SharedCounters
@@ -113,6 +114,8 @@ def test_a_setup_is_picklable_and_runs_the_users_worker_init_fn_last(monkeypatch
     dataclasses.replace(copied, worker_init_fn=lambda number: calls.append(("user", number)))(0)
     start = [("take_signals", 7), ("show_own_dataset",), ("send_errors",), ("install", True)]
     assert calls == [*start, ("switch", worker.SWITCH_S), ("install_lazy_images",), ("user", 0)]
+    with pytest.raises(ZeroDivisionError):
+        dataclasses.replace(copied, worker_init_fn=lambda number: 1 // number)(0)
 
 
 @pytest.mark.parametrize("fails", [False, True])
@@ -151,6 +154,20 @@ def test_a_fetch_measures_making_alone_then_keeps_and_sends(monkeypatch, fails):
     else:
         assert type(_worker_loop(fetcher, 5)) is Sent
         assert calls == [*made, "end", "keep", "ended"]
+
+
+def test_another_loop_of_that_name_gets_batches_as_they_are(monkeypatch):
+    """Torchdata's sends each with its worker's state."""
+
+    def _worker_loop(idx):
+        fetcher = _DatasetKind.create_fetcher(_DatasetKind.Map, Numbers(4), True, as_list, False)
+        return fetcher.fetch([idx])
+
+    monkeypatch.setattr(_DatasetKind, "create_fetcher", staticmethod(_DatasetKind.create_fetcher))
+    progress = WorkerProgress(None, 0, generators=False)
+    worker.Worker(worker.WorkerSetup(None, counters := SharedCounters(1, 2)), 0, progress).install()
+    assert type(_worker_loop(3)) is list
+    assert counters.total("images") == 1
 
 
 class Garbage:

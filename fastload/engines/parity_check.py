@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import time
 from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
 
 from fastload import _core
-from fastload.engines.decode_batch import TookTooLongError, answer_to
+from fastload.engines.dialogue import TookTooLongError, converse
 from fastload.engines.random_states import state_of_seed
 from fastload.options import LEVELS_OFF
 from fastload.pipeline.samples import Around, collated, one_of
@@ -122,20 +121,13 @@ def _compare(
         job = pool.submit(inputs, room, plan=recipe.plan, stream=stream, **options)
     except (TypeError, ValueError, OSError, BufferError):  # such as a path with a NUL; raised in the batch's turn
         return False, None
-    until = None if timeout_s is None else time.monotonic() + timeout_s
+    asked: list[int] = []
     try:
-        while (answer := job.wait(-1.0 if until is None else max(0.0, until - time.monotonic()))) == "requested":
-            kind, sample, question = job.request()
-            if kind == "sample" and sample < views:
-                return False, None
-            if kind == "sample":
-                break
-            job.provide(kind, question, answer_to(kind, question))
-        if answer == "timeout":
-            raise TookTooLongError
+        if not converse(job, asked.append, timeout_s) and asked[0] < views:
+            return False, None
         drawn = job.generator_before(views)
     finally:
-        job.cancel(-1.0 if until is None else 0.0)
+        job.cancel(-1.0 if timeout_s is None else 0.0)
     statuses = [job.outcome(view)[0] for view in range(views)]
     if any(status not in ("ok", "cancelled") for status in statuses):
         return False, None

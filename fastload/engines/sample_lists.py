@@ -12,7 +12,6 @@ import torch
 from torch.utils.data import Subset
 
 from fastload.device.normalize import host_images
-from fastload.engines.decode_batch import drawn
 from fastload.engines.parity_check import same
 from fastload.engines.random_states import set_state, state_now
 from fastload.pipeline.arrays import Pixels
@@ -127,7 +126,7 @@ class Made:
                 ours, theirs = filled(self.rests[sample], ours), recipe.dataset[self.indices[sample]]
             else:  # which may do anything, and so runs once
                 theirs = recipe.image(self.sources[sample])
-            after = drawn(recipe.plan, self.job, sample, before) if pipeline.draws else before
+            after = self.job.generator_before(sample + 1) if pipeline.draws else before
             if state_now(others=pipeline.draws_others) != after:
                 raise DifferenceError("a sample draws other random numbers natively")
             if pipeline.approximate is None and not _are_alike(ours, theirs, any_layout=pipeline.layout is None):

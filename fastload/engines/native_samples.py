@@ -15,7 +15,6 @@ from torch.utils.data import get_worker_info
 from fastload import _core
 from fastload.engines import lazy_images
 from fastload.engines.in_process import InProcessFetcher
-from fastload.engines.parity_results import made_by
 from fastload.engines.sample_lists import COMPARED, images_alone
 from fastload.pipeline.reader import Refusal, read_recipe
 
@@ -104,7 +103,7 @@ class _WorkerFetcher(InProcessFetcher):
         if isinstance(recipe, Refusal):  # the user's functions have changed something
             self.give_up()
             return None
-        key = made_by(recipe)
+        key = recipe.key
         if self.known is not None and self.known[0] == key:
             return key, recipe, self.known[2]
         self.to_compare = COMPARED

@@ -101,6 +101,15 @@ class Pipeline:
         """How many images a sample has; if several, they are in a list."""
         return len(self.pixel_steps)
 
+    @property
+    def key(self) -> tuple[Any, ...]:
+        """Equal for pipelines that make equal samples of the same files, but for their layout."""
+        table, erasing = self.table, self.erasing
+        values = None if table is None else (table.dtype, table.contiguous().view(torch.uint8).numpy().tobytes())
+        color = None if erasing is None or erasing.color is None else (erasing.color.dtype, erasing.color.tolist())
+        erased = erasing and (erasing.noise, color)  # a tensor's repr() rounds
+        return repr((self.nodes, self.sizes, self.channels, self.image, erased)), values
+
     def room(self, images: int, allocate: Callable[[int], torch.Tensor] | None = None) -> torch.Tensor:
         """Allocate a batch's pixels: all images' first views, then the second ones ...
 

@@ -26,7 +26,6 @@ from fastload.engines.iterators import (
     start_native,
 )
 from fastload.engines.loader_state import LoaderState, state_of
-from fastload.engines.sample_seeding import check_seedable
 from fastload.engines.workers import first_call_of, start_iterator
 from fastload.nvtx import stages
 from fastload.options import (
@@ -46,6 +45,7 @@ from fastload.options import (
 )
 from fastload.pipeline.eligibility import read_loader
 from fastload.plan import Plan, make_plan
+from fastload.randomness.by_sample import check_seedable
 from fastload.stats.diagnosis import Report
 from fastload.stats.diagnosis import report as report_of
 from fastload.stats.meter import Meter, counters_for, measure, next_epoch
@@ -95,7 +95,7 @@ class FastLoader(LoaderConfig[T_co]):
         max_pinned_bytes: Maximum bytes of the pinned slots; ``None`` is a quarter of the memory that this process may
             use. 0 disables pinned memory.
         randomness: ``"worker"``: random draws as in torch, from each worker's stream. ``"sample"``: from a stream that
-            depends only on the seed, the epoch and the sample's index (:mod:`fastload.engines.sample_seeding`).
+            depends only on the seed, the epoch and the sample's index (:mod:`fastload.randomness.by_sample`).
         max_index_bytes: Maximum bytes of host memory for where decoding can begin within JPEG files. Decode threads
             note it when they first decode a file, and later decode only what a crop needs. It takes about 1% of the
             files' bytes. Files are known by a checksum of all their bytes: one that has changed is decoded anew. 0:

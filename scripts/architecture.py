@@ -30,7 +30,7 @@ LAYERS = [
     ["loader"],
     ["plan"],
     ["engines", "prefetch", "sources"],
-    ["autoscale", "device", "profiling", "vision"],
+    ["autoscale", "device", "profiling", "randomness", "vision"],
     ["memory", "pipeline", "stats"],
     [
         "nvtx",

@@ -14,7 +14,7 @@ from torch._utils import ExceptionWrapper
 
 from fastload import _core
 from fastload.engines.dialogue import failed_of, unchanging
-from fastload.engines.packed_states import digest_of
+from fastload.randomness.packed import digest_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence

@@ -31,11 +31,11 @@ from fastload.engines.decode_batch import Batch, StreamStates, wrapped
 from fastload.engines.dialogue import TookTooLongError, failed_of, submitted, working_directory
 from fastload.engines.loader_state import ITERATOR_CLOSED
 from fastload.engines.odd_samples import OddSamples, PythonError
-from fastload.engines.random_states import streams_of_workers
 from fastload.engines.stage_counts import StageCounts
 from fastload.nvtx.stages import stage
-from fastload.pipeline.index_seeds import number_of
 from fastload.pipeline.samples import collated, one_of
+from fastload.randomness.by_sample import number_of
+from fastload.randomness.generators import streams_of_workers
 from fastload.torch_workers.processes import JOIN_S
 from fastload.torch_workers.signals import deferred_signals
 
@@ -412,7 +412,10 @@ class DecodePipeline:
         odd.put(batch.pixels, batch.patches, batch.host, batch.staged)
 
     def _in_python(self, batch: Batch, sample: int, before: bytes | None) -> tuple[Any, bytes]:
-        """Make a sample, or the error that torch's worker would send; also return the generators' state after it."""
+        """Make a sample, or the error that torch's worker would send.
+
+        Also returns the generators' state after it.
+        """
         index, view = divmod(sample, self._views)
         source = one_of(batch.sources[index], view)
         where = self._recipe.described(batch.indices[index], source)

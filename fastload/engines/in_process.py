@@ -29,18 +29,17 @@ from fastload.engines.host_images import host_images_of
 from fastload.engines.loader_state import ITERATOR_CLOSED, state_of
 from fastload.engines.odd_samples import MisreadError, OddSamples, PythonError, sized
 from fastload.engines.parity_results import key_of, warn_fallback
-from fastload.engines.random_states import set_state, state_now
 from fastload.engines.sample_lists import COMPARED, DifferenceError, FailedSample, Made, SampleList, images_alone
 from fastload.engines.sample_process import batch_of_one, located
-from fastload.engines.sample_seeding import SeededByIndex
 from fastload.engines.stage_counts import StageCounts
 from fastload.memory.buffers import pinned
 from fastload.memory.limits import pins
 from fastload.pipeline.eligibility import read_loader
 from fastload.pipeline.index_file import IndexFileError
-from fastload.pipeline.index_seeds import random_states_kept
 from fastload.pipeline.reader import OpenedImage
 from fastload.pipeline.samples import collated
+from fastload.randomness.by_sample import SeededByIndex, random_states_kept
+from fastload.randomness.generators import set_state, state_now
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -14,13 +14,13 @@ from fastload.device.normalize import layout_of, pixel_images, table_images
 from fastload.device.transfer import AT_ONCE_MAX_BYTES, DeviceBatch, Transfer
 from fastload.engines.copy_scheduler import CopyScheduler
 from fastload.engines.loader_state import ITERATOR_CLOSED, epochs_of, state_of
-from fastload.engines.sample_seeding import seeded
 from fastload.engines.workers import Collate, first_call_of, next_of, stages_of, start_epoch
 from fastload.memory.limits import pins
 from fastload.memory.slots import SlotWriter
 from fastload.nvtx.stages import stage
 from fastload.options import can_pin, has_streams
 from fastload.pipeline.eligibility import read_loader, read_tail
+from fastload.randomness.by_sample import seeded
 from fastload.stats.meter import Meter, counters_for, measure, measure_here
 from fastload.torch_workers.processes import after_error, shut_down
 from fastload.torch_workers.signals import Finalizer, deferred_signals

@@ -12,11 +12,11 @@ from typing import TYPE_CHECKING, Any, Final
 
 from fastload.autoscale.policy import NATIVE_STREAMS, AutoWorkers, choose_processes, cores_for_loading
 from fastload.device.transfer import Transfer, new_stream
-from fastload.engines.packed_states import Texts
 from fastload.engines.parity_results import ParityResults
-from fastload.engines.sample_seeding import Epochs
 from fastload.memory.limits import no_slots_because, pinned_limit, slots_wanted
 from fastload.memory.slots import SlotCounts, SlotPool
+from fastload.randomness.by_sample import Epochs
+from fastload.randomness.packed import Texts
 from fastload.stats.meter import Meter, Meters
 from fastload.stats.stats import Stats, Totals, make_stats
 from fastload.torch_workers.processes import shut_down

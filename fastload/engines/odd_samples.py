@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 import torch
 
 from fastload.engines.dialogue import converse, failed_of
-from fastload.engines.random_states import state_of_seed
+from fastload.randomness.generators import state_of_seed
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
@@ -42,7 +42,7 @@ class PythonError(Exception):
 
 
 class MisreadError(Exception):
-    """Pillow read a file otherwise than the core, so that the core's later draws are invalid."""
+    """Pillow read a file otherwise than the core, whose later draws are invalid."""
 
 
 class OddSamples:
@@ -160,7 +160,10 @@ class OddSamples:
 
 
 def sized(recipe: Recipe, pixels: Any, view: int) -> MadeSample:
-    """Draw what erases a view's pixels; raise the error of default_collate if images differ in size."""
+    """Return a view's pixels and what erases them, which is drawn.
+
+    Raises the error of ``default_collate`` if images differ in size.
+    """
     size = recipe.pipeline.sizes[view]
     if pixels.shape[:2] != size:
         torch.stack([torch.empty(3, *size), torch.empty(3, *pixels.shape[:2])])

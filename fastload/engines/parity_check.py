@@ -8,9 +8,9 @@ import torch
 
 from fastload import _core
 from fastload.engines.dialogue import TookTooLongError, converse
-from fastload.engines.random_states import state_of_seed
 from fastload.options import LEVELS_OFF
 from fastload.pipeline.samples import Around, collated, one_of
+from fastload.randomness.generators import state_of_seed
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from torch.utils.data import IterableDataset
 
-from fastload.engines.packed_states import digest_of
 from fastload.engines.worker_progress import NO_STATE, DatasetState, NotLoaded, WorkerState
 from fastload.options import length_of
+from fastload.randomness.packed import digest_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence

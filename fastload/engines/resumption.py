@@ -14,9 +14,9 @@ from typing import Any, Final
 
 from torch.utils.data import Sampler
 
-from fastload.engines.packed_states import Texts, digest_of, unpack
 from fastload.engines.worker_progress import NO_STATE, DatasetState, WorkerState, is_at_end
 from fastload.options import has_state
+from fastload.randomness.packed import Texts, digest_of, unpack
 
 
 def _samplers_of(loader: Any) -> list[Any]:
@@ -59,10 +59,9 @@ class Sources:
     @classmethod
     def read(cls, loader: Any, *, samplers: bool, dataset: DatasetState = NO_STATE) -> Sources:
         """Read the present states; those of samplers only if asked for."""
-        from fastload.engines import own_generators
-        from fastload.engines.random_states import state_now
+        from fastload.randomness.generators import own_generators, read_generator, state_now
 
-        own = {name: own_generators.read(one) for name, one in own_generators.find(_owners(loader)).items()}
+        own = {name: read_generator(one) for name, one in own_generators(_owners(loader)).items()}
         sources = cls(state_now(others=True), own, dataset=dataset)
         if samplers:
             sources.epochs = epochs_of_samplers(loader)
@@ -74,11 +73,10 @@ class Sources:
 
         The samplers' states only if asked for.
         """
-        from fastload.engines import own_generators
-        from fastload.engines.random_states import set_state
+        from fastload.randomness.generators import set_state, write_own
 
         set_state(self.main)
-        own_generators.write_all(_owners(loader), self.generators)
+        write_own(_owners(loader), self.generators)
         self.write_epochs(loader)
         for sampler, asked in zip(_samplers_of(loader), self.samplers, strict=False):
             if asked is not None and samplers:
@@ -123,10 +121,10 @@ class Sources:
         Raises:
             ValueError: The data is damaged, or of a loader with other generators.
         """
-        from fastload.engines import own_generators
+        from fastload.randomness.generators import check_own
 
         own = {name: unpack(packed, kind=name.rpartition(".")[2]) for name, packed in data["generators"].items()}
-        own_generators.check(_owners(loader), own)
+        check_own(_owners(loader), own)
         dataset = DatasetState.unpacked(data["dataset"])
         sources = cls(unpack(data["main"]), own, data["epochs"], data["samplers"], dataset)
         sources._check(loader)
@@ -232,7 +230,7 @@ class Resumption:
 
     def _draw_ahead(self, iterator: Any, now: Sources) -> None:
         """Draw what had been drawn ahead of the consumer, and set the generators of then."""
-        from fastload.engines.random_states import parts, state_now
+        from fastload.randomness.generators import parts, state_now
 
         indices, ahead = iterator._sampler_iter, max(0, self.drawn - self.skip)
         drawn = list(itertools.islice(indices, 0 if self.skip else min(1, ahead)))  # the first may draw a seed

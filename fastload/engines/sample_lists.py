@@ -13,10 +13,10 @@ from torch.utils.data import Subset
 
 from fastload.device.normalize import host_images
 from fastload.engines.parity_check import same
-from fastload.engines.random_states import set_state, state_now
 from fastload.pipeline.arrays import Pixels
 from fastload.pipeline.samples import filled
 from fastload.pipeline.stamp import RecipeStamp
+from fastload.randomness.generators import set_state, state_now
 
 if TYPE_CHECKING:
     from collections.abc import Callable

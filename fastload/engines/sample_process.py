@@ -28,11 +28,11 @@ from torch.utils.data import _utils, default_collate
 from fastload.engines.decode_batch import wrapped
 from fastload.engines.dialogue import TookTooLongError, working_directory
 from fastload.engines.odd_samples import sized
-from fastload.engines.random_states import set_state, state_now
 from fastload.engines.worker_states import first_states
 from fastload.nvtx import stages
 from fastload.pipeline.datasets import OddPath, sendable
 from fastload.pipeline.reader import OpenedImage, pixel_limit
+from fastload.randomness.generators import set_state, state_now
 from fastload.torch_workers.orphans import LOOK_S, exit_with_parent
 from fastload.torch_workers.processes import JOIN_S, forking_workers, release_free_memory
 from fastload.torch_workers.signals import deferred_signals, finalizer, usual_signals

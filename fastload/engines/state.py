@@ -18,11 +18,11 @@ from torch.utils.data import IterableDataset
 
 from fastload.autoscale.policy import AutoWorkers
 from fastload.engines.loader_state import epochs_of, state_of
-from fastload.engines.packed_states import pack
 from fastload.engines.position import ConsumerPlace, Position, UnknownStateError, count_epochs, host_of
 from fastload.engines.resumption import Resumption, Sources, epochs_of_samplers
 from fastload.engines.worker_progress import KEPT_NOTE, NO_STATE, DatasetState, ReadAgain, WorkerState
 from fastload.options import has_own_iterator
+from fastload.randomness.packed import pack
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -77,7 +77,7 @@ def begin(loader: LoaderConfig[Any], make: Callable[[], Any]) -> Any:
 
 def _resume_keeping_generators(loader: LoaderConfig[Any], data: dict[str, Any], make: Callable[[], Any]) -> Any:
     """Resume with the present global generators; the state's are a step older."""
-    from fastload.engines.random_states import set_state, state_now
+    from fastload.randomness.generators import set_state, state_now
 
     kept = state_now(others=True)
     if not data["started"] or data["_iterator_finished"]:

@@ -19,10 +19,10 @@ from typing import TYPE_CHECKING, Any, ClassVar, Final
 from torch._utils import ExceptionWrapper
 from torch.utils.data import IterableDataset, _DatasetKind
 
-from fastload.engines.packed_states import Texts, digest_of, unpack
-from fastload.engines.sample_seeding import SeededByIndex
 from fastload.memory.sending import reduce_error
 from fastload.options import has_state
+from fastload.randomness.by_sample import SeededByIndex
+from fastload.randomness.packed import Texts, digest_of, unpack
 from fastload.stats.kept_states import KeptState
 
 if TYPE_CHECKING:
@@ -307,7 +307,7 @@ class WorkerProgress:
             return _FailedFetcher(self.failed)
 
     def _as_it_is(self, dataset: Any) -> WorkerState | None:
-        from fastload.engines.random_states import state_now
+        from fastload.randomness.generators import state_now
 
         data = DatasetState.copied(dataset)
         return None if data.dataset is None else WorkerState(state_now(others=True), 0, data)
@@ -330,7 +330,7 @@ class WorkerProgress:
 
     def _set_generators(self, state: WorkerState) -> None:
         if state.generators is not None:
-            from fastload.engines.random_states import set_state
+            from fastload.randomness.generators import set_state
 
             set_state(state.generators)
 
@@ -340,7 +340,7 @@ class WorkerProgress:
         try:
             generators = b""
             if self._generators:
-                from fastload.engines.random_states import state_now
+                from fastload.randomness.generators import state_now
 
                 generators = state_now(others=True)
             self._write(self._states, digest, generators, data)

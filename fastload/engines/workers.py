@@ -21,7 +21,6 @@ from torch.utils.data import DataLoader, default_collate, get_worker_info
 
 from fastload._batch import HostBatch, count_pinned
 from fastload.engines.copy_scheduler import NONE_FREE
-from fastload.engines.sample_seeding import SeededByIndex
 from fastload.engines.worker_progress import WorkerProgress
 from fastload.memory.packing import CannotPackError, EscapedError, Packer, collate_into, packed_bytes, stacks_into
 from fastload.nvtx import stages
@@ -29,6 +28,7 @@ from fastload.nvtx.stages import stage
 from fastload.options import has_own_iterator
 from fastload.pipeline.eligibility import read_loader
 from fastload.pipeline.monkeypatch_check import imported
+from fastload.randomness.by_sample import SeededByIndex
 from fastload.stats.fetch_timer import MeasuredWorker
 from fastload.torch_workers.orphans import TakesSignals
 from fastload.torch_workers.processes import restart_workers, start_frozen

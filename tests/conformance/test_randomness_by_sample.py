@@ -21,7 +21,7 @@ from torch.utils.data import DataLoader, Dataset, DistributedSampler, IterableDa
 from torchvision.datasets import ImageFolder
 
 from fastload import FastLoader, _core, verify
-from fastload.pipeline.index_seeds import seed_for_index
+from fastload.randomness.by_sample import seed_for_index
 
 OWN = {"device": "cpu", "randomness": "sample"}
 folder = photos_fixture(17, mixed=True)

@@ -1,4 +1,4 @@
-"""Odd samples are made in the turn of their draws, and the first that fails is the batch's error."""
+"""Odd samples are made in the turn of their draws."""
 
 from __future__ import annotations
 
@@ -16,7 +16,10 @@ PIPELINE = SimpleNamespace(draws=True, views=1, draws_others=False)
 
 
 class Job:
-    """One that asks for ``requests`` and has not made the samples in ``failed``; each sample draws one number."""
+    """One that asks for ``requests`` and has not made the samples in ``failed``.
+
+    Each sample draws one number.
+    """
 
     def __init__(self, *requests: tuple[str, int], failed: tuple[int, ...] = (), samples: int = 4) -> None:
         self.requests, self.failed, self.samples = list(requests), failed, samples

@@ -24,11 +24,12 @@ from fastload import FastLoader
 from fastload import loader as loader_module
 from fastload.autoscale.policy import cores_for_loading
 from fastload.device import transfer as transfer_module
-from fastload.engines import iterators, position, workers
+from fastload.engines import iterators, workers
 from fastload.engines.copy_scheduler import CopyScheduler
 from fastload.measurement.record import Spread, interleave
 from fastload.measurement.throughput import NATIVE_AHEAD, endless, in_flight, loop_rate
 from fastload.nvtx import stages
+from fastload.state.place import Position
 from fastload.stats import fetch_timer, meter
 
 if TYPE_CHECKING:
@@ -54,7 +55,7 @@ def without_stats() -> Iterator[None]:
             put(module, "measure", lambda iterator, measured: measured)
         put(iterators, "measure_here", lambda iterator, measured: None)
         put(workers, "MeasuredWorker", lambda first_call, counters: first_call or (lambda worker_id: None))
-        put(position.Position, "follow", lambda self, *rest: None)  # which reads the meter
+        put(Position, "follow", lambda self, *rest: None)  # which reads the meter
         put(transfer_module, "DeviceClock", lambda module: None)
         yield
 

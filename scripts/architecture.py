@@ -30,6 +30,7 @@ LAYERS = [
     ["loader"],
     ["plan"],
     ["engines", "prefetch", "sources"],
+    ["state"],
     ["autoscale", "device", "profiling", "randomness", "vision"],
     ["memory", "pipeline", "stats"],
     [

@@ -82,7 +82,7 @@ class NativeIterator(_BaseDataLoaderIter):
         device_totals: Callable[[], Totals] | None = None,
     ) -> None:
         super().__init__(loader)  # draws the base seed
-        self._resumption = resumption = state_of(loader).resumption
+        self._resumption = resumption = state_of(loader).place.resumption
         if resumption is not None and resumption.base_seed is not None:
             self._base_seed = resumption.base_seed
         workers = loader.num_workers

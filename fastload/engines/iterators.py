@@ -357,7 +357,7 @@ class TorchDeviceIterator(DeviceIterator):
         self._view = view_of(loader, **self._changes(loader))
         scheduler.serve(self)
         pids = [] if slots is None else slots.open_for(self)
-        self._host = start_epoch(self._view, state.resumption)
+        self._host = start_epoch(self._view, state.place.resumption)
         pids += [worker.pid for worker in getattr(self._host, "_workers", ())]
         self._counts_up = loader.in_order and loader.num_workers > 0  # torch's count is then the batch's number
         if self._native is not None:

@@ -31,7 +31,8 @@ from fastload.bench._decoders import Crops, dali, dali_is_installed, one_core
 from fastload.bench.photos import PhotoSet, write_photos
 from fastload.measurement.console import console, refuse
 from fastload.measurement.record import Spread, environment, extent, interleave, ratio, write_json
-from fastload.pipeline.calibration import FILTERS, calibrate
+from fastload.pipeline.calibration import calibrate
+from fastload.pipeline.nodes import FILTERS
 
 if TYPE_CHECKING:
     import argparse

@@ -20,9 +20,9 @@ from fastload.pipeline.erasing import Erasing, Patch, erased_by, read_erasing
 from fastload.pipeline.errors import Refused, name_of
 from fastload.pipeline.library_settings import check_dtype, check_modes
 from fastload.pipeline.monkeypatch_check import is_own
+from fastload.pipeline.nodes import Node, Place, is_v2, pillow_filter
 from fastload.pipeline.ops import ON_GRAY, OPS
 from fastload.pipeline.ops_blur import check_behind
-from fastload.pipeline.ops_common import Node, Place, is_v2, pillow_filter
 from fastload.pipeline.ops_tensor import TENSOR_OPS
 from fastload.pipeline.own_transforms import own_transform
 from fastload.pipeline.python_stream import check_others, draws_from_others

@@ -21,6 +21,17 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
 
+def same_bits(a: torch.Tensor, b: torch.Tensor) -> bool:
+    """Whether two tensors have the same dtype, shape and bits.
+
+    NaN equals itself, and 0.0 differs from -0.0. Layouts are not compared.
+    """
+    if a.dtype != b.dtype or a.shape != b.shape:
+        return False
+    a, b = (one.as_subclass(torch.Tensor).contiguous().view(-1).view(torch.uint8) for one in (a, b))
+    return torch.equal(a, b)
+
+
 class Leaf:
     """Base of objects that replace a tensor in a batch."""
 

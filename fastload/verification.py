@@ -18,6 +18,7 @@ import numpy as np
 import torch
 from torch.utils import data
 
+from fastload._batch import same_bits
 from fastload._display import card, paragraphs
 from fastload.autoscale.policy import AutoWorkers
 from fastload.engines.workers import makes_lazy_images, start_epoch
@@ -395,15 +396,15 @@ def _same(theirs: Any, ours: Any) -> bool | None:
 def _tensor_difference(theirs: torch.Tensor, ours: torch.Tensor, place: str, compared: ComparedValues) -> str | None:
     if (theirs.dtype, theirs.shape) != (ours.dtype, ours.shape):
         return f"{place}: {theirs.dtype} {tuple(theirs.shape)} and {ours.dtype} {tuple(ours.shape)}"
-    a, b = (tensor.contiguous().reshape(-1).view(torch.uint8) for tensor in (theirs, ours))
-    wrong = (a != b).nonzero()
-    if not len(wrong):
+    if same_bits(theirs, ours):
         return None
     if compared.bound and theirs.dim() == 4:
         apart = float((theirs.double() - ours.double()).abs().max())
         compared.largest = max(compared.largest, apart)
         if apart <= compared.bound:
             return None
+    a, b = (tensor.contiguous().reshape(-1).view(torch.uint8) for tensor in (theirs, ours))
+    wrong = (a != b).nonzero()
     at = torch.unravel_index(wrong[0, 0] // theirs.element_size(), theirs.shape) if theirs.dim() else ()
     where = tuple(int(i) for i in at)
     return f"{place}{list(where)}: {theirs[where].item()!r} and {ours[where].item()!r}"

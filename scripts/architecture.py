@@ -43,6 +43,7 @@ LAYERS = [
         "_display",
         "_factory",
         "_files",
+        "_hold",
         "_install",
         "_lazy",
         "_machine",

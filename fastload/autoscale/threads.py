@@ -16,6 +16,7 @@ import math
 import time
 from typing import TYPE_CHECKING, Final, Protocol
 
+from fastload._hold import Hold
 from fastload.autoscale.policy import (
     FAR_LESS,
     GROWTH,
@@ -82,8 +83,8 @@ class ThreadSizer:
         self._device = device
         self._pool: Resizable | None = None
         self._too_few = 0
-        self._hold = 0
-        self._next_hold = _HELD_FIRST
+        self._window = 0  # number of the current one
+        self._held = Hold(_HELD_FIRST, _HELD_MAX)
         self._shrank = False
         self._begun = self._last = self._gap = self._waited = 0.0
         self._batches = self._samples = 0
@@ -155,8 +156,8 @@ class ThreadSizer:
         threads = pool.threads
         seconds, samples = pool.work_done()
         seconds, samples = seconds - self._work[0], samples - self._work[1]
-        self._hold = max(0, self._hold - 1)
-        if not self._hold:
+        self._window += 1
+        if self._held.is_over(self._window):
             self._too_few = 0
         starved, rate = self._waited / elapsed, self._samples / elapsed
         steps, total_s, idle_s = (
@@ -168,14 +169,13 @@ class ThreadSizer:
                 rate = self._samples / self._batches * steps / total_s
         if starved > STARVED:
             if threads < self.cores:
-                if self._shrank:
-                    self._next_hold = min(2 * self._next_hold, _HELD_MAX)
-                self._too_few, self._hold = threads, self._next_hold
+                self._held.fail(self._window, doubles=self._shrank)
+                self._too_few = threads
                 threads = min(self.cores, max(threads + 1, math.ceil(GROWTH * threads)))
         elif samples:
             needed = workers_needed(rate, seconds / samples, self.cores)
             if needed < FAR_LESS * self._too_few:
-                self._too_few = self._hold = 0
+                self._too_few = 0
             if needed < threads:
                 needed = max(needed, self._too_few + 1, int(_SHRINKAGE * threads))
             threads = needed

@@ -12,6 +12,7 @@ import math
 import threading
 from typing import TYPE_CHECKING, Final, Literal, NamedTuple, TypeAlias
 
+from fastload._hold import Hold
 from fastload.device.intervals import IDLE, PAUSE, RECENT_MIN, Intervals, error_of, mean_of
 
 if TYPE_CHECKING:
@@ -98,12 +99,11 @@ class DecodedBatch(NamedTuple):
     kernel_s: float = 0.0
 
 
-class _Hold:
-    """When a side may be tried again."""
+class _SideHold(Hold):
+    """When a side may be tried again, in batches."""
 
     def __init__(self) -> None:
-        self.until = 0  # batch
-        self._length = HOLD_MIN
+        super().__init__(HOLD_MIN // 2, HOLD_MAX)
         self._interval_s = 0.0  # at the last failure
         self._failed = 0
 
@@ -111,16 +111,16 @@ class _Hold:
     def never_failed(self) -> bool:
         return not self.until
 
-    def fail(self, batch: int, interval_s: float) -> None:
-        self.until, self._failed, self._interval_s = batch + self._length, batch, interval_s
-        self._length = min(2 * self._length, HOLD_MAX)
+    def fail_at(self, batch: int, interval_s: float) -> None:
+        self.fail(batch)
+        self._failed, self._interval_s = batch, interval_s
 
     def allows(self, batch: int, interval_s: float) -> bool:
-        if batch >= self.until:
+        if self.is_over(batch):
             return True
         changed = not self._interval_s / _CHANGED < interval_s < self._interval_s * _CHANGED
         if changed and batch >= self._failed + HOLD_MIN:  # another loop, about which nothing has been learnt
-            self._length = HOLD_MIN
+            self.forget()
             return True
         return False
 
@@ -160,7 +160,7 @@ class DecodePolicy:
         self._batch = 0
         self._usual_s = 0.0  # of an interval of late
         self._total_s = self._spent_s = self._lost_s = 0.0
-        self._holds = {False: _Hold(), True: _Hold()}
+        self._holds = {False: _SideHold(), True: _SideHold()}
         self._compare_at, self._compare_wait = COMPARE_FIRST, COMPARE_LATER
         self._probe_at, self._probe_wait = 0, PROBE_FIRST
         self._underestimate = 1.0  # what threads took by what their work promised
@@ -409,7 +409,7 @@ class DecodePolicy:
         gpu_s, threads_s = (after_s, before_s) if tried_gpu else (before_s, after_s)
         gpu_wins = gpu_s < (1.0 - _TIE) * threads_s
         why = f"a batch took {_ms(gpu_s)} with the GPU decoding and {_ms(threads_s)} with threads"
-        self._holds[not gpu_wins].fail(self._batch, gpu_s if gpu_wins else threads_s)
+        self._holds[not gpu_wins].fail_at(self._batch, gpu_s if gpu_wins else threads_s)
         if gpu_wins == tried_gpu:
             self._turn(on_gpu=tried_gpu, why=why)
             return

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import pickle
 from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
 
 from fastload import _core
+from fastload._batch import same_bits
 from fastload.engines.dialogue import TookTooLongError, converse
 from fastload.options import LEVELS_OFF
 from fastload.pipeline.samples import Around, collated, one_of
@@ -194,19 +196,26 @@ def _is_close(candidates: list[Any], wanted: Any) -> bool:
     return bool(close.all())
 
 
-def same(a: Any, b: Any) -> bool:
-    """Whether two batches are equal in type, dtype, layout and every bit."""
+def same(a: Any, b: Any, *, any_layout: bool = False) -> bool:
+    """Whether two batches or samples are equal in type, dtype, layout and every bit.
+
+    Args:
+        a: One of them.
+        b: The other.
+        any_layout: Take a contiguous tensor for one of any layout.
+    """
     if type(a) is not type(b):
         return False
     if isinstance(a, torch.Tensor):
-        if a.dtype != b.dtype or a.shape != b.shape or _steps(a) != _steps(b):
-            return False
-        return torch.equal(a.contiguous().view(-1).view(torch.uint8), b.contiguous().view(-1).view(torch.uint8))
+        return same_bits(a, b) and _steps(a) == _steps(b.contiguous() if any_layout else b)
     if isinstance(a, list | tuple):
-        return len(a) == len(b) and all(same(x, y) for x, y in zip(a, b, strict=True))
+        return len(a) == len(b) and all(same(x, y, any_layout=any_layout) for x, y in zip(a, b, strict=True))
     if isinstance(a, dict):
-        return a.keys() == b.keys() and all(same(a[key], b[key]) for key in a)
-    return bool(a == b)
+        return list(a) == list(b) and all(same(a[key], b[key], any_layout=any_layout) for key in a)
+    try:
+        return pickle.dumps(a) == pickle.dumps(b)
+    except Exception:  # noqa: BLE001 - any error of the user's type
+        return bool(a == b)
 
 
 def _steps(tensor: torch.Tensor) -> list[int]:

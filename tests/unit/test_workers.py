@@ -25,9 +25,9 @@ from torch.utils.data._utils import fetch as torch_fetch
 
 from fastload import FastLoader
 from fastload._batch import HostBatch, register
-from fastload.engines.worker_progress import WorkerProgress
 from fastload.engines.workers import Collate, start_epoch
 from fastload.memory.sending import Sent
+from fastload.state.in_worker import WorkerProgress
 from fastload.stats.shared_counters import SharedCounters
 from fastload.torch_workers import orphans
 from fastload.torch_workers.orphans import take_signals

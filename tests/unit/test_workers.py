@@ -216,7 +216,7 @@ def test_a_fork_that_is_not_ours_freezes_nothing():
     before = gc.get_freeze_count()
     process = context.Process(target=lambda: log.put(gc.get_freeze_count()))
     process.start()
-    assert log.get() == before
+    assert log.get() <= before  # what is frozen may end meanwhile
     process.join()
     process.close()
     log.close()

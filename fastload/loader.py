@@ -338,6 +338,7 @@ class FastLoader(LoaderConfig[T_co]):
 
     def __iter__(self) -> Iterator[T_co]:  # type: ignore[override]
         state_of(self).check_open()
+        state_of(self).drop_inherited(self)
         iterator: Iterator[T_co] = position.begin(self, self._begin)
         self._log_engine()
         return iterator

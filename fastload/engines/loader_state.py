@@ -17,6 +17,7 @@ from fastload.engines.parity_results import ParityResults
 from fastload.engines.sample_seeding import Epochs
 from fastload.memory.limits import no_slots_because, pinned_limit, slots_wanted
 from fastload.memory.slots import SlotCounts, SlotPool
+from fastload.options import has_own_iterator
 from fastload.stats.meter import Meter, Meters
 from fastload.stats.stats import Stats, Totals, make_stats
 from fastload.torch_workers.processes import shut_down
@@ -70,7 +71,7 @@ class LoaderState:
         self._streams: dict[torch.device, Any] = {}
         self._meters = Meters()
         self._lock = threading.RLock()  # a finalizer may run in a thread that holds it
-        self._pid = os.getpid()
+        self._pid = self._iterates_in = os.getpid()
         self._transfers: dict[int, tuple[Transfer, CopyScheduler | None]] = {}  # of iterators in use
         self._before = Totals()  # of iterators that have ended
         self._missed = Counter[str]()
@@ -247,6 +248,15 @@ class LoaderState:
         if self.slots is not None and not self._transfers:
             self.slots.close()
             self.slots = None
+
+    def drop_inherited(self, loader: LoaderConfig[Any]) -> None:
+        """In a forked child, forget what persists: workers, threads and slots are the parent's, as are held locks."""
+        if self._iterates_in == os.getpid():
+            return
+        self._iterates_in, self._lock = os.getpid(), threading.RLock()
+        self.slots = self._buffers = None
+        if not has_own_iterator(loader):
+            loader._iterator = None
 
     @staticmethod
     def drop_former(loader: LoaderConfig[Any]) -> None:

@@ -288,8 +288,8 @@ def test_seeds_of_the_system_are_each_epochs_own(root):
     recipe = read_recipe(ImageFolder(root, train_v1()), None, lambda worker: torch.seed())
     with contextlib.closing(SampleProcess(recipe)) as process:
         seeding = SeedingProcess()
-        epochs = [[seeding.states(recipe, process, 5, 1) for _ in range(2)] for _ in range(2)]  # before and at its start
-    assert epochs[0][0] == epochs[0][1] != epochs[1][0] == epochs[1][1]
+        first, second = [[seeding.states(recipe, process, 5, 1) for _ in range(2)] for _ in range(2)]
+    assert first[0] == first[1] != second[0] == second[1]  # asked before an epoch's start, and at it
 
 
 @pytest.mark.parametrize("workers", [0, 2])

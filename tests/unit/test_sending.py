@@ -320,7 +320,7 @@ def test_what_cannot_be_sent_is_an_error_in_its_turn(options):
 
 
 def test_indices_that_cannot_be_shown_do_not_hide_an_error():
-    with pytest.raises(KeyError, match="when the batch of indices .*Nameless instance.* was pickled"):
+    with pytest.raises(KeyError, match=r"when the batch of indices .*Nameless instance.* was pickled"):
         sent(Sent(Raising(KeyError("odd")), [Nameless()])).reraise()
 
 

@@ -250,7 +250,7 @@ class LoaderState:
             self.slots = None
 
     def drop_inherited(self, loader: LoaderConfig[Any]) -> None:
-        """In a forked child, forget what persists: workers, threads and slots are the parent's, as are held locks."""
+        """Forget, in a forked child, workers, slots and locks of the parent's."""
         if self._iterates_in == os.getpid():
             return
         self._iterates_in, self._lock = os.getpid(), threading.RLock()

@@ -197,7 +197,10 @@ class Sent:
 
 
 def _wrapped(note: str) -> ExceptionWrapper:
-    """Wrap the error that is being handled, with a note, which the error itself may not take."""
+    """Wrap the error that is being handled, with a note.
+
+    The error itself may take none.
+    """
     info = get_worker_info()
     where = "in the main process" if info is None else f"in DataLoader worker process {info.id}"
     wrapper = ExceptionWrapper(where=where)  # type: ignore[no-untyped-call]
@@ -212,7 +215,10 @@ def _shown(indices: Any) -> str:
 
 
 def reduce_error(error: ExceptionWrapper) -> tuple[Any, ...]:
-    """Reduce a worker's error, of the nearest type that can be sent; one that would end a process as RuntimeError."""
+    """Reduce a worker's error, of the nearest type that can be sent.
+
+    One that would end this process, as ``SystemExit``, is a ``RuntimeError``.
+    """
     kinds: list[bytes] = []
     for kind in type.mro(error.exc_type):
         with contextlib.suppress(Exception):  # such as a class within a function

@@ -325,8 +325,8 @@ def test_indices_that_cannot_be_shown_do_not_hide_an_error():
 
 
 def test_an_object_is_what_its_type_says():
-    assert files_of(Sent([Lying()])) == 0
-    assert sent(Sent([Lying()])) == ["an object"]
+    received = sent(Sent([Lying()]))  # pytest would keep the list in an assertion
+    assert received == ["an object"]
 
 
 def fails(worker):

@@ -339,6 +339,7 @@ class FastLoader(LoaderConfig[T_co]):
 
     def __iter__(self) -> Iterator[T_co]:  # type: ignore[override]
         state_of(self).check_open()
+        state_of(self).drop_inherited(self)
         iterator: Iterator[T_co] = save.begin(self, state_of(self).place, self._begin)
         self._log_engine()
         return iterator

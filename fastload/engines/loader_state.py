@@ -15,6 +15,7 @@ from fastload.device.transfer import Transfer, new_stream
 from fastload.engines.parity_results import ParityResults
 from fastload.memory.limits import no_slots_because, pinned_limit, slots_wanted
 from fastload.memory.slots import SlotCounts, SlotPool
+from fastload.options import has_own_iterator
 from fastload.randomness.by_sample import Epochs
 from fastload.state.place import LoaderPlace
 from fastload.stats.meter import Meter, Meters
@@ -61,7 +62,7 @@ class LoaderState:
         self._streams: dict[torch.device, Any] = {}
         self._meters = Meters()
         self._lock = threading.RLock()  # a finalizer may run in a thread that holds it
-        self._pid = os.getpid()
+        self._pid = self._iterates_in = os.getpid()
         self._transfers: dict[int, tuple[Transfer, CopyScheduler | None]] = {}  # of iterators in use
         self._before = Totals()  # of iterators that have ended
         self._missed = Counter[str]()
@@ -234,6 +235,15 @@ class LoaderState:
         if self.slots is not None and not self._transfers:
             self.slots.close()
             self.slots = None
+
+    def drop_inherited(self, loader: LoaderConfig[Any]) -> None:
+        """Forget, in a forked child, workers, slots and locks of the parent's."""
+        if self._iterates_in == os.getpid():
+            return
+        self._iterates_in, self._lock = os.getpid(), threading.RLock()
+        self.slots = self._buffers = None
+        if not has_own_iterator(loader):
+            loader._iterator = None
 
     def add(
         self,

@@ -71,9 +71,11 @@ class SeedingProcess:
             return _ask(process, base_seed, workers)
         try:
             asked = key, base_seed, workers
-            if self._last[0] != asked:
-                kept = self._process if self._answers(key) else None
-                self._last = asked, _ask(kept or process, base_seed, workers)
+            last, self._last = self._last, (None, [])
+            if last[0] == asked:  # once, because seeds may come from the system: each epoch has its own
+                return last[1]
+            kept = self._process if self._answers(key) else None
+            self._last = asked, _ask(kept or process, base_seed, workers)
             return self._last[1]
         finally:
             self._lock.release()

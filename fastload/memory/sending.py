@@ -16,9 +16,11 @@ import io
 import mmap
 import os
 import pickle
+import reprlib
 import socket
 import sys
 import threading
+import traceback
 from multiprocessing import resource_sharer
 from multiprocessing.reduction import ForkingPickler
 from typing import TYPE_CHECKING, Any, Final, cast
@@ -144,9 +146,8 @@ class Sent:
                 return self._reduced(in_files=sends_files())
             except OSError:  # there are no more files
                 return self._reduced(in_files=False)
-        except Exception as error:  # noqa: BLE001 - any error of the user's objects, or of torch's tensors
-            error.add_note(f"when the batch of indices {_shown(self.indices)} was pickled, to be sent by its worker")
-            return reduce_error(ExceptionWrapper(where=_where()))  # type: ignore[no-untyped-call]
+        except BaseException:  # noqa: BLE001 - whatever the user's objects raise: it would end the thread that sends
+            return reduce_error(_wrapped(f"when the batch of indices {_shown(self.indices)} was pickled, to be sent"))
 
     def _reduced(self, *, in_files: bool) -> tuple[Any, ...]:
         content = io.BytesIO()
@@ -164,27 +165,40 @@ class Sent:
             _close(pickler.files)
 
 
-def _where() -> str:
+def _wrapped(note: str) -> ExceptionWrapper:
+    """Wrap the error that is being handled, with a note.
+
+    The error itself may take none.
+    """
     info = get_worker_info()
-    return "in the main process" if info is None else f"in DataLoader worker process {info.id}"
+    where = "in the main process" if info is None else f"in DataLoader worker process {info.id}"
+    wrapper = ExceptionWrapper(where=where)  # type: ignore[no-untyped-call]
+    wrapper.exc_msg += f"{note}\n"
+    return wrapper
 
 
 def _shown(indices: Any) -> str:
-    return repr(indices[:_FEW]) if isinstance(indices, list) else repr(indices)
+    shown = reprlib.Repr()  # unlike repr(), raises no error of an index
+    shown.maxlist = shown.maxtuple = _FEW
+    return shown.repr(indices)
 
 
 def reduce_error(error: ExceptionWrapper) -> tuple[Any, ...]:
-    """Reduce a worker's error, of the nearest type that can be sent."""
+    """Reduce a worker's error, of the nearest type that can be sent.
+
+    One that would end this process, as ``SystemExit``, is a ``RuntimeError``.
+    """
     kinds: list[bytes] = []
-    for kind in error.exc_type.__mro__[:-1]:
+    for kind in type.mro(error.exc_type):
         with contextlib.suppress(Exception):  # such as a class within a function
-            kinds.append(pickle.dumps(kind))
+            if issubclass(kind, Exception):
+                kinds.append(pickle.dumps(kind))
     return _received_error, (type(error), kinds, error.exc_msg, error.where)
 
 
 def _received_error(wrapper: type, kinds: list[bytes], message: str, where: str) -> Any:
     error: Any = object.__new__(wrapper)
-    error.exc_msg, error.where = message, where
+    error.exc_type, error.exc_msg, error.where = RuntimeError, message, where
     for kind in kinds:
         with contextlib.suppress(Exception):  # of a module that only the worker has
             error.exc_type = pickle.loads(kind)
@@ -272,13 +286,18 @@ def _receive(content: bytes | None, key: Any = None, count: int = 0) -> Any:
         with mmap.mmap(files[-1], 0, prot=mmap.PROT_READ) as whole:
             return pickle.loads(whole)
     except Exception as error:
-        if isinstance(error, EOFError | OSError) and getattr(error, "filename", None) is None:
-            raise  # of files or connections, which torch explains: too many, or a worker that has ended
-        error.add_note("when a batch of a worker's was unpickled")
-        return ExceptionWrapper(where=_where())  # type: ignore[no-untyped-call]
+        if len(files) < count or _is_of_connection(error):
+            raise  # torch explains it: too many files, or a worker that has ended
+        return _wrapped("when a batch of a worker's was unpickled")
     finally:
         _arriving.files = None
         _close(files)
+
+
+def _is_of_connection(error: Exception) -> bool:
+    """Whether files or connections failed, rather than the user's objects."""
+    modules = [frame.f_globals.get("__name__", "") for frame, _ in traceback.walk_tb(error.__traceback__)]
+    return isinstance(error, EOFError | OSError) and any(name.startswith("multiprocessing.") for name in modules)
 
 
 def _mapped(index: int, nbytes: int, *where: Any) -> torch.Tensor:
@@ -325,11 +344,12 @@ def _may_hold_tensors(value: Any, depth: int = 0) -> bool:
 
 def _held(value: Any) -> list[Any] | None:
     """What a list, tuple or dict holds, by these classes' own methods; else ``None``."""
-    if isinstance(value, list):
+    kind = type(value)  # unlike isinstance(), which believes an object's __class__
+    if issubclass(kind, list):
         return list.copy(value)
-    if isinstance(value, tuple):  # or a namedtuple
+    if issubclass(kind, tuple):  # or a namedtuple
         return [*tuple.__iter__(value)]
-    return [*dict.values(value)] if isinstance(value, dict) else None
+    return [*dict.values(value)] if issubclass(kind, dict) else None
 
 
 def _has_own_storage(tensor: torch.Tensor) -> bool:

@@ -36,7 +36,7 @@ _ATTRIBUTES: Final = frozenset(
     )
 )
 _DEPTH: Final = 3
-_NUMPYS: Final = {name: getattr(np.random, name) for name in ("seed", "get_state", "SeedSequence")}
+_NUMPYS: Final = {name: getattr(np.random, name) for name in ("seed", "get_state", "random", "SeedSequence")}
 """Not told from others by where they were written."""
 
 
@@ -76,6 +76,7 @@ def seeded_by(function: Any, depth: int = 0) -> tuple[Any, ...] | None:
         return None
     if (
         uses.changes
+        or vars(function)  # attributes of its own, which it or another may read
         or not all(type(value) in _PLAIN for value in held)
         or not uses.imports <= set(_MODULES)
         or not uses.attributes <= _ATTRIBUTES
@@ -112,9 +113,9 @@ def _seeding() -> tuple[Any, ...]:
 def _watched() -> Functions:
     """What such functions call. Once torchvision is imported, torch has replaced some by wrappers."""
     found = Functions()
-    found.add(random, ("seed",))
+    found.add(random, ("seed", "random"))
     for module in (torch, torch.random):
-        found.add(module, ("manual_seed", "initial_seed"))
+        found.add(module, ("seed", "manual_seed", "initial_seed"))
     found.add(torch, ("set_num_threads",))
     found.add(torch.utils.data, ("get_worker_info",))
     return found

@@ -70,13 +70,11 @@ class _ShutDown:
 
     @finalizer
     def _delete(self, iterator: Any) -> None:
-        if os.getpid() == self._pid:
+        if os.getpid() == self._pid:  # else a forked child: the workers, the queues and their locks are the parent's
             try:
                 type(iterator)._shutdown_workers(iterator)
             finally:
                 _clean_up(iterator)
-        elif iterator._worker_pids_set:  # a forked child: the workers, the queues and their locks are the parent's
-            torch._C._remove_worker_pids(id(iterator))
 
 
 _live: dict[int, _ShutDown] = {}
@@ -98,10 +96,20 @@ def _end_with_the_program() -> None:
 def _disown() -> None:
     """In a forked child: the workers, their queues and their shared memory are the parent's."""
     for ending in _live.values():
-        with contextlib.suppress(AttributeError):  # it has been freed
-            ending.iterator()._shutdown = True
+        if (iterator := ending.iterator()) is not None:
+            iterator._shutdown, iterator._next_data = True, _next_in_child
+            if iterator._worker_pids_set:  # now, not as torch does where the child frees it: it may exit as a program
+                torch._C._remove_worker_pids(id(iterator))
+                iterator._worker_pids_set = False
         process._children.difference_update(ending.workers)  # type: ignore[attr-defined]  # nor multiprocessing at exit
     _live.clear()
+
+
+def _next_in_child() -> Any:
+    raise RuntimeError(
+        "an iterator with workers gives batches only in the process that made it, and this is a forked child; "
+        "iterate over the loader again"
+    )
 
 
 atexit.register(_end_with_the_program)  # torch is imported, so this comes before its own and multiprocessing's
@@ -241,7 +249,7 @@ def shut_down(iterator: Any) -> None:
     """
     if not hasattr(iterator, "_workers"):
         getattr(iterator, "_shutdown_workers", lambda: None)()
-    elif all(getattr(worker, "_parent_pid", os.getpid()) == os.getpid() for worker in iterator._workers):
+    elif not _is_inherited(iterator):
         try:
             _finish(iterator)
         except BaseException:
@@ -250,9 +258,14 @@ def shut_down(iterator: Any) -> None:
             raise
 
 
+def _is_inherited(iterator: Any) -> bool:
+    """Whether this is a forked child, and the workers are the parent's."""
+    return any(getattr(worker, "_parent_pid", os.getpid()) != os.getpid() for worker in iterator._workers)
+
+
 def after_error(iterator: Any, error: BaseException) -> None:
     """Clean up after an error of ``next(iterator)``: release locks, complete a shutdown."""
-    if not hasattr(iterator, "_workers") or _is_from_worker(error):
+    if not hasattr(iterator, "_workers") or _is_inherited(iterator) or _is_from_worker(error):
         return
     with deferred_signals(), contextlib.suppress(Exception):  # an error here would hide the user's
         if iterator._shutdown:

@@ -286,6 +286,14 @@ def test_a_call_while_the_seeding_process_answers_another(root):
         assert seeding.states(recipe, other, 5, 2) == asked
 
 
+def test_seeds_of_the_system_are_each_epochs_own(root):
+    recipe = read_recipe(ImageFolder(root, train_v1()), None, lambda worker: torch.seed())
+    with contextlib.closing(SampleProcess(recipe)) as process:
+        seeding = SeedingProcess()
+        first, second = [[seeding.states(recipe, process, 5, 1) for _ in range(2)] for _ in range(2)]
+    assert first[0] == first[1] != second[0] == second[1]  # asked before an epoch's start, and at it
+
+
 @pytest.mark.parametrize("workers", [0, 2])
 @pytest.mark.parametrize("transform", [train_v1, eval_v1, train_v2])
 @pytest.mark.parametrize("target_transform", [float, noisy, noisy_by_torch, {0: "a", 1: "b", 2: "c"}.get])

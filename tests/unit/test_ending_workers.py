@@ -550,6 +550,24 @@ def test_a_forked_child_leaves_its_parents_workers_alone(make, end):
     assert numbers_of(held[0]) == list(range(100))
 
 
+@pytest.mark.parametrize("persistent", [False, True])
+def test_a_forked_child_iterates_with_workers_of_its_own(make, persistent):
+    """In torch it asks the parent's, and both wait forever."""
+    loader = make(Numbers(40), persistent_workers=persistent)
+    iterator = iter(loader)
+    numbers = numbers_of([next(iterator)])
+
+    def in_child():
+        with pytest.raises(RuntimeError):
+            next(iterator)
+        assert numbers_of(loader) == list(range(40))
+        loader.close()
+
+    assert exit_code(forked(in_child)) == 0
+    assert numbers + numbers_of(iterator) == list(range(40))
+    loader.close()
+
+
 @pytest.fixture
 def no_worker_is_terminated(monkeypatch):
     """Require that each ends by itself, before the wait after which torch terminates it."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import collections
+import dataclasses
 import errno
 import os
 import pickle
@@ -254,6 +255,29 @@ def local_error():
     return LocalError("of a class that cannot be imported")
 
 
+@dataclasses.dataclass(frozen=True)
+class FrozenError(Exception):
+    """Takes no note."""
+
+    text: str
+
+
+class Lying:
+    """Says that it is a dict."""
+
+    __class__ = property(lambda self: dict)
+
+    def __reduce__(self):
+        return str, ("an object",)
+
+
+class Nameless(int):
+    def __repr__(self):
+        raise ValueError
+
+    __str__ = __repr__
+
+
 class Sends(Dataset):
     """Has samples that do not arrive, with one that does after each."""
 
@@ -262,11 +286,14 @@ class Sends(Dataset):
         (lambda: torch.ones(2, requires_grad=True) * 2, RuntimeError, "non-leaf tensor which requires_grad"),
         (lambda: Raising(IndexError("odd")), IndexError, "odd"),  # the thread that sends drops it without a word
         (lambda: [torch.ones(LARGE), Raising(KeyError("odd"))], KeyError, "odd"),
+        (lambda: Raising(FrozenError("odd")), FrozenError, "odd"),
+        (lambda: Raising(SystemExit("odd")), RuntimeError, "SystemExit: odd"),
         (
             lambda: Raising(ZeroDivisionError("odd"), "unpickled"),
             ZeroDivisionError,
             "a batch of a worker's was unpickled",
         ),
+        (lambda: Raising(EOFError("odd"), "unpickled"), EOFError, "a batch of a worker's was unpickled"),
         (lambda: [torch.ones(LARGE), Raising(FileNotFoundError(2, "odd", "/file"), "unpickled")], OSError, "/file"),
         (lambda: raises(local_error()), ValueError, "LocalError: of a class that cannot be imported"),
     )
@@ -286,10 +313,20 @@ def test_what_cannot_be_sent_is_an_error_in_its_turn(options):
         for number, (_, error, says) in enumerate(Sends.samples):
             with pytest.raises(error, match=says) as raised:
                 next(iterator)
-            if number < 4:
+            if number < 6:
                 assert f"when the batch of indices [{2 * number}] was pickled" in str(raised.value)
             assert next(iterator)[0].item() == 2 * number + 1
         assert next(iterator, None) is None
+
+
+def test_indices_that_cannot_be_shown_do_not_hide_an_error():
+    with pytest.raises(KeyError, match=r"when the batch of indices .*Nameless instance.* was pickled"):
+        sent(Sent(Raising(KeyError("odd")), [Nameless()])).reraise()
+
+
+def test_an_object_is_what_its_type_says():
+    received = sent(Sent([Lying()]))  # pytest would keep the list in an assertion
+    assert received == ["an object"]
 
 
 def fails(worker):

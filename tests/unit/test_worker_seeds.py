@@ -139,6 +139,15 @@ def test_functions_of_libraries_unless_they_are_replaced(module, name, monkeypat
     assert not only_seeds(function)
 
 
+def of_an_attribute(worker_id):
+    random.seed(nested.seed + worker_id)
+
+
+def test_attributes_of_functions(monkeypatch):
+    monkeypatch.setattr(nested, "seed", 3, raising=False)
+    assert not only_seeds(of_an_attribute)
+
+
 def test_an_empty_cell():
     def function(worker_id):
         random.seed(later)
@@ -153,7 +162,8 @@ def test_an_empty_cell():
     ("holder", "name"),
     [
         *((random, "seed"), (np.random, "seed"), (np.random, "get_state"), (torch, "manual_seed")),
-        *((torch, "initial_seed"), (torch.utils.data, "get_worker_info")),
+        *((torch, "initial_seed"), (torch.utils.data, "get_worker_info"), (torch, "seed"), (random, "random")),
+        (np.random, "random"),
     ],
 )
 def test_functions_that_seed_must_be_the_librarys(monkeypatch, holder, name):

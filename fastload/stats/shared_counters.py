@@ -89,9 +89,10 @@ class SharedCounters:
 
     def __reduce__(self) -> Any:
         if self._descriptor < 0:  # no shared file here: the worker's figures stay its own
-            return _alone, (self.workers, self.in_flight)
+            return _alone, (self.workers, self.in_flight, self.states)
         inode = os.fstat(self._descriptor).st_ino
-        return _reopened, (self._pid, self._descriptor, inode, self.workers, self.in_flight, self.sampled)
+        about = self.workers, self.in_flight, self.states, self.sampled
+        return _reopened, (self._pid, self._descriptor, inode, *about)
 
     def total(self, figure: str) -> float:
         """Sum of a figure over all workers."""
@@ -147,23 +148,25 @@ class SharedCounters:
             self._closer()
 
 
-def _alone(workers: int, in_flight: int) -> SharedCounters:
-    return SharedCounters(workers, in_flight)
+def _alone(workers: int, in_flight: int, states: KeptStates | None) -> SharedCounters:
+    return SharedCounters(workers, in_flight, states=states)
 
 
-def _reopened(pid: int, descriptor: int, inode: int, workers: int, in_flight: int, sampled: bool) -> SharedCounters:
+def _reopened(
+    pid: int, descriptor: int, inode: int, workers: int, in_flight: int, states: KeptStates | None, sampled: bool
+) -> SharedCounters:
     """The same memory in a spawned process; private memory if it cannot be opened."""
     try:
         own = open_of_process(pid, descriptor, inode)
     except OSError:
-        return _alone(workers, in_flight)
+        return _alone(workers, in_flight, states)
     try:
         shared = object.__new__(SharedCounters)
-        shared.states, shared.sampled = None, sampled
+        shared.states, shared.sampled = states, sampled
         shared.workers, shared.in_flight, shared._descriptor, shared._pid = workers, in_flight, -1, os.getpid()
         shared._map(own)
         return shared
     except OSError:
-        return _alone(workers, in_flight)
+        return _alone(workers, in_flight, states)
     finally:
         os.close(own)

@@ -88,9 +88,9 @@ def _end_with_the_program() -> None:
     """
     for ending in list(_live.values()):
         iterator = ending.iterator()
-        if hasattr(iterator, "_workers") and not iterator._shutdown:
+        if hasattr(iterator, "_workers"):
             with deferred_signals(), contextlib.suppress(Exception):  # so that the others also end
-                _finish(iterator)
+                (_clean_up if iterator._shutdown else _finish)(iterator)
 
 
 def _disown() -> None:

@@ -429,7 +429,7 @@ def test_a_color_that_changes_little_between_two_batches_is_torchs() -> None:
 class Closed:
     """A job whose pool was closed while a thread was at work."""
 
-    def wait(self) -> str:
+    def wait(self, timeout_s: float) -> str:
         return "done"
 
     def cancel(self, timeout_s: float) -> bool:

@@ -19,16 +19,13 @@ from fastload.device.replay import Replay
 from fastload.engines import state as position
 from fastload.engines.iterators import (
     DeviceIterator,
-    NativeDeviceIterator,
     TorchDeviceIterator,
     fetcher_in_process,
-    is_native,
     start_native,
 )
 from fastload.engines.loader_state import LoaderState, state_of
 from fastload.engines.sample_seeding import check_seedable
-from fastload.engines.workers import first_call_of, start_iterator
-from fastload.nvtx import stages
+from fastload.engines.workers import first_call_of, route_of, start_iterator
 from fastload.options import (
     INDEX_BYTES,
     Decode,
@@ -42,9 +39,7 @@ from fastload.options import (
     has_own_iterator,
     name_of_dataset,
     named_options,
-    resolve_device,
 )
-from fastload.pipeline.eligibility import read_loader
 from fastload.plan import Plan, make_plan
 from fastload.stats.diagnosis import Report
 from fastload.stats.diagnosis import report as report_of
@@ -59,6 +54,8 @@ if TYPE_CHECKING:
     from types import TracebackType
 
     from torch.utils.data import Dataset, Sampler
+
+    from fastload.route import Route
 
 _LOGGER: Final = logging.getLogger("fastload")
 
@@ -189,18 +186,12 @@ class FastLoader(LoaderConfig[T_co]):
         self.decode = options.decode
         vars(self)["_state"] = LoaderState()
         check_seedable(self, self.randomness)
-        if self.engine == "native":
-            recipe = read_loader(self, resolve_device(self.device))
-            if isinstance(recipe, tuple):
-                raise ValueError(f"engine='native', but {'; '.join(recipe)}")
-        if self.decode == "gpu":
-            from fastload.device.decodable import not_on_gpu_because
-
-            device = resolve_device(self.device)
-            recipe = read_loader(self, device)
-            why = "; ".join(recipe) if isinstance(recipe, tuple) else not_on_gpu_because(self, recipe, device)
-            if why is not None:
-                raise ValueError(f"decode='gpu', but {why}")
+        if self.engine == "native" or self.decode == "gpu":
+            route = route_of(self)
+            if self.engine == "native" and route.maker == "python":
+                raise ValueError(f"engine='native', but {'; '.join(route.reasons)}")
+            if self.decode == "gpu" and (route.recipe is None or route.not_on_gpu is not None):
+                raise ValueError(f"decode='gpu', but {'; '.join(route.reasons) or route.not_on_gpu}")
 
     @classmethod
     def wrap(cls, loader: DataLoader[T_co], **own: Unpack[OwnArguments]) -> FastLoader[T_co]:
@@ -251,7 +242,7 @@ class FastLoader(LoaderConfig[T_co]):
     @property
     def plan(self) -> Plan:
         """This loader's steps for an iteration that starts now, and the reasons; ``print`` it."""
-        return make_plan(self, self.stats(), state_of(self).checks)
+        return make_plan(self, route_of(self), self.stats())
 
     def stats(self) -> Stats:
         """Counters and stage times of all epochs so far.
@@ -333,7 +324,8 @@ class FastLoader(LoaderConfig[T_co]):
         if state.engine_logged or not _LOGGER.isEnabledFor(logging.INFO):
             return
         state.engine_logged = True
-        if reasons := self.plan.reasons:
+        route = route_of(self)
+        if route.maker == "python" and (reasons := route.reasons):
             _LOGGER.info("%r is not native: %s; print(loader.plan) says what runs where", self, "; ".join(reasons))
 
     def __iter__(self) -> Iterator[T_co]:  # type: ignore[override]
@@ -343,63 +335,59 @@ class FastLoader(LoaderConfig[T_co]):
         return iterator
 
     def _begin(self) -> Iterator[T_co]:
-        if has_own_iterator(self):
-            state_of(self).size_workers(self)
-            return self._plain_iterator()
-        device = resolve_device(self.device)
-        state_of(self).size_workers(self, native=True)
-        if (native := self._native_iterator(device)) is not None:
-            return native
-        state_of(self).size_workers(self)
-        if device.type == "cpu" and self.dtype is None and self.randomness == "worker" and not stages.active():
-            return self._plain_iterator()
+        state = state_of(self)
+        if not has_own_iterator(self):
+            state.size_workers(self, native=True)
+        state.checks.forget_start()
+        route = route_of(self)
+        if route.maker == "threads":
+            if (native := self._native_iterator(route)) is not None:
+                return native
+            route = route_of(self)  # which now knows why there is none
+        state.size_workers(self)
+        if route.is_plain:
+            return self._plain_iterator(route)
         if not (self.persistent_workers and self.num_workers > 0):
-            return TorchDeviceIterator(self, device)
+            return TorchDeviceIterator(self, route)
         former: Any = self._iterator
-        if isinstance(former, TorchDeviceIterator) and former.device == device and not former.is_closed:
+        if isinstance(former, TorchDeviceIterator) and former.device == route.device and not former.is_closed:
             former.begin_epoch(self)
         else:
-            self._iterator = TorchDeviceIterator(self, device)  # type: ignore[assignment]
+            self._iterator = TorchDeviceIterator(self, route)  # type: ignore[assignment]
         return self._iterator  # type: ignore[return-value]
 
-    def _native_iterator(self, device: torch.device) -> Iterator[T_co] | None:
-        if not self.num_workers:
-            return None
-        persists = self.persistent_workers
+    def _native_iterator(self, route: Route) -> Iterator[T_co] | None:
         former: Any = self._iterator
-        if persists and isinstance(former, NativeDeviceIterator) and former.device == device and not former.is_closed:
-            former.begin_epoch(self)
-            return former
-        if persists and is_native(former) and device.type == "cpu" and not former.is_closed:
+        if former is not None and getattr(former, "recipe", None) is route.recipe:
+            if isinstance(former, DeviceIterator):
+                former.begin_epoch(self)
+                return former
             return next_epoch(former, self)  # type: ignore[no-any-return]
-        recipe = read_loader(self, device)
-        if isinstance(recipe, tuple) or recipe.in_python:
-            return None
-        native = start_native(self, recipe, device)
-        if persists and native is not None:
+        native = start_native(self, route)
+        if self.persistent_workers and native is not None:
             self._iterator = native
         return native  # type: ignore[no-any-return]
 
-    def _plain_iterator(self) -> Iterator[T_co]:
-        former = self._iterator
-        if isinstance(former, DeviceIterator) or is_native(former):  # made with other arguments
+    def _plain_iterator(self, route: Route) -> Iterator[T_co]:
+        former: Any = self._iterator
+        if isinstance(former, DeviceIterator) or hasattr(type(former), "runs_recipe"):  # made with other arguments
             self._iterator = None
-        iterator = super().__iter__() if has_own_iterator(self) else self._torch_iterator()
+        iterator = super().__iter__() if has_own_iterator(self) else self._torch_iterator(route)
         state_of(self).live.add(iterator)
         return iterator
 
-    def _torch_iterator(self) -> Iterator[T_co]:
+    def _torch_iterator(self, route: Route) -> Iterator[T_co]:
         """Make torch's own iterator, and measure its waits and its workers' fetches."""
         persists = self.persistent_workers and self.num_workers > 0
         former: Any = self._iterator
         if persists and former is not None:
             return next_epoch(former, self)  # type: ignore[no-any-return]
-        native = fetcher_in_process(self, torch.device("cpu"))
+        native = fetcher_in_process(self, route)
         counters = counters_for(self, state_of(self).totals) if native is None else None
         view: Any = object.__new__(_without_del(cast("Any", type(self))))  # keeps a subclass's overrides
         vars(view).update(vars(self))
         if counters is not None and self.num_workers:
-            vars(view)["worker_init_fn"] = first_call = first_call_of(self, self.worker_init_fn, counters)
+            vars(view)["worker_init_fn"] = first_call = first_call_of(self, route, self.worker_init_fn, counters)
         make = functools.partial(DataLoader.__iter__, view)
         start = functools.partial(start_workers, make) if self.num_workers else make
         iterator: Any = start_iterator(view, state_of(self).resumption, start)

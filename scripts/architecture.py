@@ -30,6 +30,7 @@ LAYERS = [
     ["loader"],
     ["plan"],
     ["engines", "prefetch", "sources"],
+    ["route"],
     ["autoscale", "device", "profiling", "vision"],
     ["memory", "pipeline", "stats"],
     [

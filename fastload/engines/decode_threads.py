@@ -64,6 +64,9 @@ class NativeIterator(_BaseDataLoaderIter):
         device_totals: Returns the device clock's measurements of the consumer's steps; ``None`` without a clock.
     """
 
+    runs_recipe = True
+    """Tells :mod:`fastload.route` that these are decode threads."""
+
     def __init__(
         self,
         loader: LoaderConfig[Any],
@@ -79,6 +82,7 @@ class NativeIterator(_BaseDataLoaderIter):
         device_totals: Callable[[], Totals] | None = None,
     ) -> None:
         super().__init__(loader)  # draws the base seed
+        self.device = device or torch.device("cpu")
         self._resumption = resumption = state_of(loader).resumption
         if resumption is not None and resumption.base_seed is not None:
             self._base_seed = resumption.base_seed
@@ -241,6 +245,11 @@ class NativeIterator(_BaseDataLoaderIter):
         if torch.is_inference_mode_enabled() and not self._pin_memory:  # torch's pin-memory thread is not in the mode
             return as_inference_tensors(data)
         return data
+
+    @property
+    def recipe(self) -> Recipe:
+        """How samples are made."""
+        return self.decode_pipeline.recipe
 
     @property
     def is_closed(self) -> bool:

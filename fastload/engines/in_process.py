@@ -35,11 +35,11 @@ from fastload.engines.sample_process import batch_of_one, located
 from fastload.engines.sample_seeding import SeededByIndex
 from fastload.memory.buffers import pinned
 from fastload.memory.limits import pins
-from fastload.pipeline.eligibility import read_loader
 from fastload.pipeline.index_file import IndexFileError
 from fastload.pipeline.index_seeds import random_states_kept
 from fastload.pipeline.reader import OpenedImage
 from fastload.pipeline.samples import collated
+from fastload.route import read_loader
 
 if TYPE_CHECKING:
     from collections.abc import Callable

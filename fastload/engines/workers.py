@@ -14,21 +14,20 @@ import importlib.util
 import sys
 from typing import TYPE_CHECKING, Any, Final
 
-import torch
 import torch.utils.data.dataloader
 from torch.autograd import _profiler_enabled  # type: ignore[attr-defined]
 from torch.utils.data import DataLoader, default_collate, get_worker_info
 
 from fastload._batch import HostBatch, count_pinned
 from fastload.engines.copy_scheduler import NONE_FREE
+from fastload.engines.loader_state import state_of
 from fastload.engines.sample_seeding import SeededByIndex
 from fastload.engines.worker_progress import WorkerProgress
 from fastload.memory.packing import CannotPackError, EscapedError, Packer, collate_into, packed_bytes, stacks_into
 from fastload.nvtx import stages
 from fastload.nvtx.stages import stage
-from fastload.options import has_own_iterator
-from fastload.pipeline.eligibility import read_loader
 from fastload.pipeline.monkeypatch_check import imported
+from fastload.route import decide
 from fastload.stats.fetch_timer import MeasuredWorker
 from fastload.torch_workers.orphans import TakesSignals
 from fastload.torch_workers.processes import restart_workers, start_frozen
@@ -38,6 +37,8 @@ if TYPE_CHECKING:
 
     from fastload.engines.resumption import Resumption
     from fastload.memory.slots import SlotWriter
+    from fastload.options import LoaderConfig
+    from fastload.route import Route
     from fastload.stats.kept_states import KeptStates
     from fastload.stats.shared_counters import SharedCounters
 
@@ -171,9 +172,13 @@ class SendsPromptly:
             self.worker_init_fn(worker_id)
 
 
-def makes_lazy_images(loader: Any) -> bool:
-    """Whether Pillow's images are lazy in a loader's worker processes."""
-    if loader.engine == "torch" or not loader.num_workers or has_own_iterator(loader) or not _may_be_lazy():
+def route_of(loader: LoaderConfig[Any]) -> Route:
+    """Decide what makes an epoch of ``loader`` that starts now."""
+    return decide(loader, state_of(loader).checks, _prepare_lazy_images)
+
+
+def _prepare_lazy_images() -> bool:
+    if not _may_be_lazy():
         return False
     from fastload.engines import lazy_images
 
@@ -229,28 +234,19 @@ class KeepsStates:
 
 
 def first_call_of(
-    loader: Any, worker_init_fn: Callable[[int], None] | None, counters: SharedCounters
+    loader: Any, route: Route, worker_init_fn: Callable[[int], None] | None, counters: SharedCounters
 ) -> Callable[[int], None]:
     """Return a worker's first call: signals, timed fetches, prompt sending, the user's ``worker_init_fn``."""
     follows = functools.partial(KeepsStates, states=counters.states, generators=loader.randomness == "worker")
     if loader.engine == "torch":
         return TakesSignals(MeasuredWorker(follows(SendsPromptly(worker_init_fn, promptly=False)), counters))
-    makes_lazy_images(loader)  # learns what forked workers then inherit
-    if makes_native_samples(loader):
+    if route.maker == "workers":
         from fastload.engines.native_samples import MakesNativeSamples
 
         measured = MeasuredWorker(follows(SendsPromptly(worker_init_fn)), counters)
         collate_fn = None if loader.collate_fn is default_collate else any_collate_fn
         return TakesSignals(MakesNativeSamples(measured, collate_fn, exact=loader.exact))
     return TakesSignals(MeasuredWorker(follows(SendsPromptly(MakesLazyImages(worker_init_fn))), counters))
-
-
-def makes_native_samples(loader: Any) -> bool:
-    """Whether a loader's worker processes make samples natively, for functions of the user's own."""
-    recipe = read_loader(loader, torch.device("cpu"))
-    if not loader.num_workers or isinstance(recipe, tuple):
-        return False
-    return bool(recipe.in_python) or recipe.first_call is not None
 
 
 def any_collate_fn(samples: Any) -> Any:

@@ -119,7 +119,7 @@ def _running(loader: LoaderConfig[Any], device: torch.device) -> Recipe | None:
     former: Any = loader._iterator
     if not loader.persistent_workers or not getattr(type(former), "runs_recipe", False) or former.is_closed:
         return None
-    return former.recipe if former.device == device else None  # type: ignore[no-any-return]
+    return former.recipe if former.device == device else None
 
 
 def _not_on_gpu(loader: LoaderConfig[Any], recipe: Recipe, device: torch.device) -> str | None:

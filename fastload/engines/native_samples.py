@@ -97,7 +97,13 @@ class _WorkerFetcher(InProcessFetcher):
     def makes_samples(self, recipe: Recipe) -> bool:
         return True
 
-    def read(self) -> tuple[Any, Recipe, Callable[..., Any]] | None:
+    def heeded(self) -> list[tuple[dict[str, Any], str]]:
+        return []
+
+    def heeded_types(self) -> list[type]:
+        return []
+
+    def read_anew(self) -> tuple[Any, Recipe, Callable[..., Any]] | None:
         if self.gave_up:
             return None
         recipe = read_recipe(self.replaced.dataset, self._collate_fn, exact=self._exact)

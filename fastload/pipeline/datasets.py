@@ -65,6 +65,8 @@ _LISTS: Final = (("samples",), ("_samples",), ("imgs",))
 _FOLDERS: Final = tuple(known for known, fields in _FIELDS.items() if fields in _LISTS)
 OF_FILES: Final = tuple(known for known in _FIELDS if known not in OF_ARRAYS)
 """Torchvision's datasets whose samples can be located in files."""
+# What is read of a dataset with encoded().
+_ENCODED: Final = ("transform", "transforms", "target_transform", "images_per_sample", "encodes_raw_targets")
 # They apply `transforms` to the image and its target.
 _BY_TRANSFORMS: Final = (datasets.OxfordIIITPet, datasets.Places365)
 _CLASSES: Final = (*_FIELDS, Subset, ConcatDataset, vision.StandardTransform)
@@ -268,6 +270,18 @@ def looked_up_in(dataset: Any) -> tuple[str, ...] | None:
     if known is None:
         return None
     return *_FIELDS[known], _loader_name(known), *own_getitem.attributes_of(dataset, known)
+
+
+def looks_up_plainly(dataset: Any) -> bool:
+    """Whether what is read of a leaf is in its attributes and its class, and no code of the user's runs for it."""
+    kind: Any = type(dataset)
+    known = _known(kind)
+    if known is not None:
+        return not _has_own_getitem(kind, known)
+    bases = [base for base in kind.__mro__ if base is not object]
+    reached = [vars(base)[name] for base in bases for name in _ENCODED if name in vars(base)]
+    dynamic = any("__getattr__" in vars(base) or "__getattribute__" in vars(base) for base in bases)
+    return not dynamic and not any(hasattr(type(value), "__get__") for value in reached)
 
 
 def copied(dataset: Any, spares: list[Any]) -> Any:

@@ -19,13 +19,14 @@ import torch
 import torchvision
 from PIL import Image, ImageFile
 from torch.utils.data import ConcatDataset, Subset
+from torch.utils.data._utils import collate
 from torchvision.datasets.vision import StandardTransform
 
 from fastload import _core
 from fastload.pipeline.datasets import leaves_in, looked_up_in, looks_up_plainly
 from fastload.pipeline.errors import Refused
-from fastload.pipeline.library_settings import check_collating, check_modes
-from fastload.pipeline.monkeypatch_check import HOOKS, is_at_home, is_own, names_in
+from fastload.pipeline.library_settings import check_modes
+from fastload.pipeline.monkeypatch_check import HOOKS, imported, is_at_home, is_own, names_in
 from fastload.pipeline.ops_common import is_v2
 from fastload.pipeline.python_stream import check_others
 from fastload.pipeline.timm_functions import MODULES as TIMMS_MODULES
@@ -88,8 +89,8 @@ class RecipeStamp:
         self._types: set[type] = {*types}
         self._cells: list[tuple[CellType, Any]] = []
         self._sets: list[tuple[Any, frozenset[Any]]] = []
-        self._shapes = [_shapes(leaf) for leaf in leaves_in(recipe.dataset)] if whole else []
-        self._leaves = leaves_in(recipe.dataset) if whole else []
+        held = [value for leaf in leaves_in(recipe.dataset) for value in vars(leaf).values()] if whole else []
+        self._shapes = [(value, _shape(value)) for value in held if isinstance(value, torch.Tensor | np.ndarray)]
         self._functions: list[FunctionType] = []
         self._arrays: list[tuple[Any, Any]] = []
         self._left: deque[Any] = deque()
@@ -97,7 +98,8 @@ class RecipeStamp:
         self._add_dataset(recipe.dataset)
         if whole and recipe.target_transform is not None:
             self._types.add(type(recipe.target_transform))
-        self._collated = recipe.pipeline.image if whole and not recipe.in_python else None
+        if whole:
+            self._add_collating()
         self._threads = torch.get_num_threads() if recipe.pipeline.has_tensor_contrast else None
         self._walk()
         self._dtype = torch.get_default_dtype()
@@ -116,11 +118,9 @@ class RecipeStamp:
             return False
         if self._threads is not None and torch.get_num_threads() != self._threads:
             return False
-        if not self._same_cells() or (self._whole and [*map(_shapes, self._leaves)] != self._shapes):
+        if not self._same_cells() or any(_shape(array) != shape for array, shape in self._shapes):
             return False
         try:
-            if self._collated is not None:
-                check_collating(self._collated)
             check_modes()
             check_libraries(v2=self._v2)
             if self._timm:
@@ -136,6 +136,14 @@ class RecipeStamp:
             return all(cell.cell_contents is value for cell, value in self._cells)
         except ValueError:  # one was emptied
             return False
+
+    def _add_collating(self) -> None:
+        """Add what :func:`~fastload.pipeline.library_settings.check_collating` looks at."""
+        self._entries.append((vars(collate), "default_collate_fn_map"))
+        self._containers.append(collate.default_collate_fn_map)
+        if (helpers := imported("torchvision.tv_tensors._torch_function_helpers")) is not None:
+            names = names_in(helpers._must_return_subclass.__code__)
+            self._entries += [(vars(helpers), name) for name in ("_must_return_subclass", *names)]
 
     def _add_dataset(self, dataset: Any) -> None:
         held = vars(dataset)
@@ -256,10 +264,8 @@ def _content(array: Any) -> Any:
     return (values.view(torch.int16) if values.dtype == torch.bfloat16 else values).numpy().tobytes()
 
 
-def _shapes(leaf: Any) -> list[Any]:
-    """Shapes and types of a leaf's arrays, whose memory may be given others in place."""
-    held = [value for value in vars(leaf).values() if isinstance(value, torch.Tensor | np.ndarray)]
-    return [
-        (value.shape, value.dtype, value.strides if isinstance(value, np.ndarray) else (value.layout, value.device))
-        for value in held
-    ]
+def _shape(array: Any) -> Any:
+    """Shape and type of an array, which it may be given others of in place."""
+    if isinstance(array, np.ndarray):
+        return array.shape, array.dtype, array.strides
+    return array.shape, array.dtype, array.layout, array.device

@@ -60,7 +60,7 @@ READS_MAX = 3
 
 
 STAMPS_MAX = 8
-"""How many stamps may break, one after the other, although the recipe is the same; then it is read for each batch."""
+"""How many stamps may break or not be whole, one after the other, while the recipe is the same; then none is made."""
 
 
 class UnsupportedError(Exception):
@@ -177,15 +177,13 @@ class InProcessFetcher:
         if holds and self._is_proved:
             return former
         known = self.read_anew()
-        same = (
-            known is not None and former is not None and known[0] == former[0] and known[1].dataset is former[1].dataset
-        )
+        if known is None:
+            return None
+        same = former is not None and known[0] == former[0] and known[1].dataset is former[1].dataset
         self._is_proved = holds and same
-        if self._is_proved or known is None:
-            self._broken = 0
+        self._broken = self._broken + 1 if same and not holds else 0
+        if self._is_proved:
             return known
-        if same:
-            self._broken += stamp is not None
         self._stamp = None
         if self._broken < STAMPS_MAX:
             stamp = RecipeStamp(known[1], whole=True, besides=self.heeded(), types=self.heeded_types())

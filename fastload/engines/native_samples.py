@@ -15,7 +15,7 @@ from torch.utils.data import get_worker_info
 from fastload import _core
 from fastload.engines import lazy_images
 from fastload.engines.in_process import InProcessFetcher
-from fastload.engines.parity_results import made_by
+from fastload.engines.parity_results import made_by, warn_fallback
 from fastload.engines.sample_lists import COMPARED, images_alone
 from fastload.pipeline.reader import Refusal, read_recipe
 
@@ -108,6 +108,7 @@ class _WorkerFetcher(InProcessFetcher):
             return None
         recipe = read_recipe(self.replaced.dataset, self._collate_fn, exact=self._exact)
         if isinstance(recipe, Refusal):  # the user's functions have changed something
+            warn_fallback("; ".join(recipe.reasons))
             self.give_up()
             return None
         key = made_by(recipe)

@@ -19,7 +19,7 @@ from torchvision.datasets import folder, vision
 
 from fastload.pipeline import arrays, own_getitem
 from fastload.pipeline.arrays import OF_ARRAYS
-from fastload.pipeline.encoded_datasets import check_encoded, images_in, taken_of
+from fastload.pipeline.encoded_datasets import check_encoded, has_computed_attributes, images_in, taken_of
 from fastload.pipeline.errors import Refused, name_of
 from fastload.pipeline.monkeypatch_check import Originals
 
@@ -65,8 +65,6 @@ _LISTS: Final = (("samples",), ("_samples",), ("imgs",))
 _FOLDERS: Final = tuple(known for known, fields in _FIELDS.items() if fields in _LISTS)
 OF_FILES: Final = tuple(known for known in _FIELDS if known not in OF_ARRAYS)
 """Torchvision's datasets whose samples can be located in files."""
-# What is read of a dataset with encoded().
-_ENCODED: Final = ("transform", "transforms", "target_transform", "images_per_sample", "encodes_raw_targets")
 # They apply `transforms` to the image and its target.
 _BY_TRANSFORMS: Final = (datasets.OxfordIIITPet, datasets.Places365)
 _CLASSES: Final = (*_FIELDS, Subset, ConcatDataset, vision.StandardTransform)
@@ -273,15 +271,9 @@ def looked_up_in(dataset: Any) -> tuple[str, ...] | None:
 
 
 def looks_up_plainly(dataset: Any) -> bool:
-    """Whether what is read of a leaf is in its attributes and its class, and no code of the user's runs for it."""
-    kind: Any = type(dataset)
-    known = _known(kind)
-    if known is not None:
-        return not _has_own_getitem(kind, known)
-    bases = [base for base in kind.__mro__ if base is not object]
-    reached = [vars(base)[name] for base in bases for name in _ENCODED if name in vars(base)]
-    dynamic = any("__getattr__" in vars(base) or "__getattribute__" in vars(base) for base in bases)
-    return not dynamic and not any(hasattr(type(value), "__get__") for value in reached)
+    """Whether a leaf is read from attributes, without running the user's code."""
+    kind, known = type(dataset), _known(type(dataset))
+    return not (has_computed_attributes(kind) if known is None else _has_own_getitem(kind, known))
 
 
 def copied(dataset: Any, spares: list[Any]) -> Any:

@@ -23,7 +23,7 @@ from torch.utils.data._utils import collate
 from torchvision.datasets.vision import StandardTransform
 
 from fastload import _core
-from fastload.pipeline.datasets import leaves_in, looked_up_in, looks_up_plainly
+from fastload.pipeline.datasets import looked_up_in, looks_up_plainly
 from fastload.pipeline.errors import Refused
 from fastload.pipeline.library_settings import check_modes
 from fastload.pipeline.monkeypatch_check import HOOKS, imported, is_at_home, is_own, names_in
@@ -89,8 +89,7 @@ class RecipeStamp:
         self._types: set[type] = {*types}
         self._cells: list[tuple[CellType, Any]] = []
         self._sets: list[tuple[Any, frozenset[Any]]] = []
-        held = [value for leaf in leaves_in(recipe.dataset) for value in vars(leaf).values()] if whole else []
-        self._shapes = [(value, _shape(value)) for value in held if isinstance(value, torch.Tensor | np.ndarray)]
+        self._shapes: list[tuple[Any, Any]] = []
         self._functions: list[FunctionType] = []
         self._arrays: list[tuple[Any, Any]] = []
         self._left: deque[Any] = deque()
@@ -146,10 +145,13 @@ class RecipeStamp:
             self._entries += [(vars(helpers), name) for name in ("_must_return_subclass", *names)]
 
     def _add_dataset(self, dataset: Any) -> None:
-        held = vars(dataset)
+        held = getattr(dataset, "__dict__", {})
         if self._whole:
             self._containers.append(held)
-        self._objects.append(dataset)
+        if hasattr(dataset, "__dict__"):
+            self._objects.append(dataset)
+        else:
+            self.is_whole = False
         self._types.add(type(dataset))
         if type(dataset) is Subset:
             self._entries += [(held, "dataset"), (held, "indices")]
@@ -160,6 +162,8 @@ class RecipeStamp:
             for part in dataset.datasets:
                 self._add_dataset(part)
         else:
+            arrays = [value for value in held.values() if isinstance(value, torch.Tensor | np.ndarray)]
+            self._shapes += [(array, _shape(array)) for array in arrays if self._whole]
             names = *(looked_up_in(dataset) or ()), "transform", "target_transform", "transforms"
             both = getattr(dataset, "transforms", None)
             self.is_whole = self.is_whole and looks_up_plainly(dataset)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -14,6 +15,7 @@ from torchvision import transforms as v1
 from torchvision.datasets import ImageFolder
 
 from fastload import FastLoader
+from fastload.engines.native_samples import _WorkerFetcher
 from fastload.engines.parity_results import FallbackWarning
 from fastload.engines.workers import route_of
 from fastload.pipeline.reader import Recipe
@@ -148,3 +150,13 @@ def test_threads_that_persist_make_the_next_epoch_too(root):
         loader.dataset.transform = v1.Lambda(lambda image: image)
         assert loader.plan.engine == "native"
         assert len(list(loader)) == 2
+
+
+def test_a_worker_whose_functions_change_the_pipeline_says_that_it_gives_up(root):
+    dataset = ImageFolder(root, eval_v1())
+    fetcher = _WorkerFetcher(probed, exact=True)
+    fetcher.replaced = SimpleNamespace(dataset=dataset)
+    assert fetcher.read() is not None
+    dataset.transform = v1.Lambda(lambda image: image)
+    with pytest.warns(FallbackWarning, match="ends with a PIL image"):
+        assert fetcher.read() is None

@@ -15,17 +15,9 @@ from torch.utils.data import DataLoader
 
 from fastload._display import card, table
 from fastload.autoscale.policy import AutoWorkers, auto_workers
-from fastload.device.replay import Replay
-from fastload.engines import state as position
-from fastload.engines.iterators import (
-    DeviceIterator,
-    TorchDeviceIterator,
-    fetcher_in_process,
-    start_native,
-)
 from fastload.engines.loader_state import LoaderState, state_of
-from fastload.engines.sample_seeding import check_seedable
-from fastload.engines.workers import first_call_of, route_of, start_iterator
+from fastload.engines.workers import route_of, start_iterator
+from fastload.iterators import DeviceIterator, TorchDeviceIterator, fetcher_in_process, start_native
 from fastload.options import (
     INDEX_BYTES,
     Decode,
@@ -40,13 +32,13 @@ from fastload.options import (
     name_of_dataset,
     named_options,
 )
-from fastload.plan import Plan, make_plan
-from fastload.stats.diagnosis import Report
-from fastload.stats.diagnosis import report as report_of
+from fastload.randomness.by_sample import check_seedable
+from fastload.state import save
 from fastload.stats.meter import Meter, counters_for, measure, next_epoch
 from fastload.stats.stats import Stats
 from fastload.torch_workers.processes import start_workers
 from fastload.torch_workers.view import is_torchdatas, take_over
+from fastload.workers.worker import setup_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -55,7 +47,10 @@ if TYPE_CHECKING:
 
     from torch.utils.data import Dataset, Sampler
 
+    from fastload.device.replay import Replay
+    from fastload.plan import Plan
     from fastload.route import Route
+    from fastload.stats.diagnosis import Report
 
 _LOGGER: Final = logging.getLogger("fastload")
 
@@ -92,7 +87,7 @@ class FastLoader(LoaderConfig[T_co]):
         max_pinned_bytes: Maximum bytes of the pinned slots; ``None`` is a quarter of the memory that this process may
             use. 0 disables pinned memory.
         randomness: ``"worker"``: random draws as in torch, from each worker's stream. ``"sample"``: from a stream that
-            depends only on the seed, the epoch and the sample's index (:mod:`fastload.engines.sample_seeding`).
+            depends only on the seed, the epoch and the sample's index (:mod:`fastload.randomness.by_sample`).
         max_index_bytes: Maximum bytes of host memory for where decoding can begin within JPEG files. Decode threads
             note it when they first decode a file, and later decode only what a crop needs. It takes about 1% of the
             files' bytes. Files are known by a checksum of all their bytes: one that has changed is decoded anew. 0:
@@ -242,6 +237,8 @@ class FastLoader(LoaderConfig[T_co]):
     @property
     def plan(self) -> Plan:
         """This loader's steps for an iteration that starts now, and the reasons; ``print`` it."""
+        from fastload.plan import make_plan
+
         return make_plan(self, route_of(self), self.stats())
 
     def stats(self) -> Stats:
@@ -253,7 +250,9 @@ class FastLoader(LoaderConfig[T_co]):
 
     def report(self) -> Report:
         """The bottleneck of the loop that consumes this loader, with evidence and remedy; ``print`` it."""
-        return report_of(self.stats())
+        from fastload.stats.diagnosis import report
+
+        return report(self.stats())
 
     def state_dict(self) -> dict[str, Any]:
         """Return where the consumer of the newest iteration is, for :meth:`load_state_dict` in any process.
@@ -266,7 +265,7 @@ class FastLoader(LoaderConfig[T_co]):
         A loader whose place cannot be told (``in_order=False``, an iterator of its own) warns, and returns a state that
         :meth:`load_state_dict` refuses with the reason.
         """
-        return position.state_dict(self)
+        return save.state_dict(self, state_of(self).place)
 
     def load_state_dict(self, state_dict: dict[str, Any] | Sequence[dict[str, Any]]) -> None:
         """Make the next ``iter()`` go on where the state was saved.
@@ -283,7 +282,7 @@ class FastLoader(LoaderConfig[T_co]):
             ValueError: The state does not fit this loader, dataset or rank, or is damaged. Nothing has changed then.
             TypeError: The loader makes its own iterators.
         """
-        position.load_state_dict(self, state_dict)
+        save.load_state_dict(self, state_of(self).place, state_dict)
 
     def replay(self, n: int, steps: int | None = None) -> Replay[T_co]:
         """Repeat the first ``n`` batches from the device, as a perfect loader would.
@@ -300,6 +299,8 @@ class FastLoader(LoaderConfig[T_co]):
             n: Number of batches to hold, at least 1.
             steps: Length of an epoch; ``None`` is ``len(loader)``.
         """
+        from fastload.device.replay import Replay
+
         return Replay(self, n, steps)
 
     def __repr__(self) -> str:
@@ -330,7 +331,7 @@ class FastLoader(LoaderConfig[T_co]):
 
     def __iter__(self) -> Iterator[T_co]:  # type: ignore[override]
         state_of(self).check_open()
-        iterator: Iterator[T_co] = position.begin(self, self._begin)
+        iterator: Iterator[T_co] = save.begin(self, state_of(self).place, self._begin)
         self._log_engine()
         return iterator
 
@@ -387,11 +388,11 @@ class FastLoader(LoaderConfig[T_co]):
         view: Any = object.__new__(_without_del(cast("Any", type(self))))  # keeps a subclass's overrides
         vars(view).update(vars(self))
         if counters is not None and self.num_workers:
-            vars(view)["worker_init_fn"] = first_call = first_call_of(self, route, self.worker_init_fn, counters)
+            vars(view)["worker_init_fn"] = setup = setup_of(self, route, counters)
         make = functools.partial(DataLoader.__iter__, view)
         start = functools.partial(start_workers, make) if self.num_workers else make
-        iterator: Any = start_iterator(view, state_of(self).resumption, start)
-        if self.num_workers and iterator._worker_init_fn is first_call:
+        iterator: Any = start_iterator(view, state_of(self).place.resumption, start)
+        if self.num_workers and iterator._worker_init_fn is setup:
             iterator._worker_init_fn = self.worker_init_fn
         if native is not None:
             native.install(iterator)

@@ -104,7 +104,8 @@ def decide(loader: LoaderConfig[Any], outcomes: Outcomes, prepare_lazy_images: C
         if failed is None:
             return Route("threads", device, False, recipe, not_on_gpu=not_on_gpu)
         reasons = (failed,)
-        maker = "python" if recipe.first_call is None else "workers"
+        around = recipe.first_call is not None and loader.randomness == "worker"  # else only torch's samples are seeded
+        maker = "workers" if around else "python"
         recipe = None if maker == "python" else recipe
     is_lazy = loader.engine != "torch" and bool(loader.num_workers) and not own and prepare_lazy_images()
     no_slots = no_slots_because(loader, device)

@@ -16,8 +16,6 @@ from PIL import Image
 
 ROOT = Path(__file__).resolve().parent.parent
 CSRC = ROOT / "csrc"
-_PARTS = ("resample/*.cpp", "rng/*.cpp", "image/transform*.cpp", "tests/shim.cpp")
-SOURCES = [path for part in _PARTS for path in sorted(CSRC.glob(part))]
 FILTERS = {
     "nearest": (0, Image.Resampling.NEAREST),
     "box": (1, Image.Resampling.BOX),
@@ -59,14 +57,21 @@ def compiled(sources: Sequence[Path], *flags: str) -> tuple[str, tempfile.Tempor
     return target, folder
 
 
+def core_files(*patterns: str) -> list[Path]:
+    """Return the core's files of these names, of which each matches some."""
+    found = [sorted(CSRC.glob(pattern)) for pattern in patterns]
+    assert all(found), f"csrc has no files for some of {patterns}"
+    return [path for paths in found for path in paths]
+
+
 @cache
 def library() -> ctypes.CDLL:
     """Compile the shim, once per process, and load it.
 
     ``FASTLOAD_SHIM_CXX`` sets the compiler and extra flags, for sanitizers: ``"g++ -g -fsanitize=address,undefined"``.
     """
-    sources = [path for path in SOURCES if path.exists()]
-    target, folder = compiled(sources, "-O3", "-Wall", "-Wextra", "-Werror", "-ffp-contract=off")
+    parts = core_files("base/simd_level.cpp", "resample/*.cpp", "rng/*.cpp", "image/transform/*.cpp", "tests/shim.cpp")
+    target, folder = compiled(parts, "-O3", "-Wall", "-Wextra", "-Werror", "-ffp-contract=off")
     lib = ctypes.CDLL(target)
     lib.folder = folder  # removed only when this process ends, because sanitizers read symbols from the file
     lib.shim_error.restype = ctypes.c_char_p

@@ -1,7 +1,7 @@
 """Decode JPEG files on a GPU, with the bits of the decode threads.
 
 The threads only read the files: they remove what is not data, and say where segments of it begin, which they know from
-the index (``csrc/jpeg/stage_image.h``). The kernels in ``decode.cu`` do the rest, from entropy decoding to the resize,
+the index (``csrc/gpu/stage_image.h``). The kernels in ``decode.cu`` do the rest, from entropy decoding to the resize,
 and those in ``steps.cu`` what follows on images.
 What the kernels cannot decode, the threads have decoded: a batch may contain both.
 """
@@ -10,11 +10,9 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import re
 import threading
 import warnings
 from itertools import groupby
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 import torch
@@ -59,24 +57,10 @@ _STEP_THREADS: Final = 512  # as in steps.cu
 _ALIGNMENT: Final = 16
 
 
-def source(*files: str) -> str:
-    """Join source files, and what they include, to one."""
-    included: set[str] = set()
-
-    def text_of(name: str) -> str:
-        if name in included:
-            return ""
-        included.add(name)
-        text = Path(__file__).with_name(name).read_text(encoding="utf-8").replace("#pragma once\n", "")
-        return re.sub(r'#include "(.*)"\n', lambda found: text_of(found[1]), text)
-
-    return "".join(map(text_of, files))
-
-
 @functools.cache
 def _kernels(index: int, file: str) -> Any:
     """Compile a file's kernels for a device, which must be the current one."""
-    return nvrtc.build(index, f"fastload_{file.removesuffix('.cu')}", source(file), KERNELS[file], fuses=False)
+    return nvrtc.build(index, f"fastload_{file.removesuffix('.cu')}", nvrtc.source(file), KERNELS[file], fuses=False)
 
 
 def table_launch(codes: tuple[int, int], files: int, tables: int) -> tuple[str, tuple[int, int], tuple[int, int], Any]:

@@ -11,15 +11,18 @@ from PIL import Image
 from PIL.JpegImagePlugin import JpegImageFile
 
 from fastload import _core
-from fastload.pipeline.calibration import FILTERS
+from fastload.pipeline.nodes import FILTERS
 from fastload.pipeline.step_calibration import REFERENCES
+from fastload.stats.stack_sampler import register_codec
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from numpy.typing import NDArray
 
-    from fastload.pipeline.ops_common import Node
+    from fastload.pipeline.nodes import Node
+
+register_codec(__file__)
 
 PARTS_MAX: Final = 2
 """Parts of an image that are decoded one by one. For the next part, the whole image is decoded."""

@@ -19,7 +19,6 @@ not yet marked, or marked as free and not yet written, is missed once none of th
 from __future__ import annotations
 
 import contextlib
-import errno
 import os
 import threading
 import weakref
@@ -28,6 +27,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import torch
 
+from fastload._files import open_of_process
 from fastload.memory.arena import PAGE, SLOTS_MAX, TOKEN_BYTES, Arena, Mapping, SlotState, Token
 from fastload.torch_workers.processes import JOIN_S, is_alive
 from fastload.torch_workers.signals import Finalizer, deferred_signals
@@ -57,11 +57,7 @@ class Handle:
         Raises:
             OSError: It cannot be opened, or the owner has closed it and it now refers to another file.
         """
-        own = os.open(f"/proc/{self.pid}/fd/{descriptor}", flags | os.O_CLOEXEC)
-        if os.fstat(own).st_ino != inode:
-            os.close(own)
-            raise OSError(errno.ESTALE, "the pool is closed")
-        return own
+        return open_of_process(self.pid, descriptor, inode, flags)
 
 
 @dataclass(frozen=True, slots=True)

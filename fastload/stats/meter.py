@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 _STAGES_HERE: Final = ("before", "fetch", "collate", "hand-over")
 
 AT_ONCE_S: Final = 30e-6
-"""A shorter wait is not divided: the batch was ready."""
+"""Shortest wait that is divided; in a shorter one the batch was ready."""
 
 
 class Meter:

@@ -7,12 +7,12 @@ aligned bytes; two figures read together may be a batch apart.
 from __future__ import annotations
 
 import contextlib
-import errno
 import mmap
 import os
 import zlib
 from typing import TYPE_CHECKING, Any, Final
 
+from fastload._files import open_of_process
 from fastload.torch_workers.signals import Finalizer
 
 if TYPE_CHECKING:
@@ -154,12 +154,10 @@ def _alone(workers: int, in_flight: int) -> SharedCounters:
 def _reopened(pid: int, descriptor: int, inode: int, workers: int, in_flight: int, sampled: bool) -> SharedCounters:
     """The same memory in a spawned process; private memory if it cannot be opened."""
     try:
-        own = os.open(f"/proc/{pid}/fd/{descriptor}", os.O_RDWR | os.O_CLOEXEC)
+        own = open_of_process(pid, descriptor, inode)
     except OSError:
         return _alone(workers, in_flight)
     try:
-        if os.fstat(own).st_ino != inode:
-            raise OSError(errno.ESTALE, "closed meanwhile")
         shared = object.__new__(SharedCounters)
         shared.states, shared.sampled = None, sampled
         shared.workers, shared.in_flight, shared._descriptor, shared._pid = workers, in_flight, -1, os.getpid()

@@ -63,7 +63,7 @@ class _ShutDown:
 
     def __call__(self) -> None:
         frame = sys._getframe(1)
-        if frame.f_code is _DEL:  # a collection has cleared weak references by then
+        if frame.f_code.co_name == "__del__":  # a collection has cleared weak references by then
             self._delete(frame.f_locals["self"])
         elif (iterator := self.iterator()) is not None:
             type(iterator)._shutdown_workers(iterator)
@@ -132,7 +132,7 @@ def start_workers(make: Callable[[], Any]) -> Any:
     try:
         with deferred_signals(_OPEN_IN):
             iterator = make()
-            if hasattr(iterator, "_workers"):  # a native one has none
+            if "_workers" in vars(iterator):  # not one of ours, which shows those of the one that it passes on
                 _live[id(iterator)] = iterator._shutdown_workers = _ShutDown(iterator)
             thread = getattr(iterator, "_pin_memory_thread", None)
             if thread is not None:  # torch waits for it indefinitely
@@ -329,6 +329,22 @@ def _clean_up(iterator: Any) -> None:
     """Clean up after workers that have ended, once, because process ids may be reused."""
     if (ended := _live.pop(id(iterator), None)) is not None:
         _unlink_shared_memory(ended.workers)
+
+
+def end_iterator(iterator: Any) -> None:
+    """Close an iterator, torch's or ours."""
+    close = getattr(iterator, "close", None)
+    if close is not None:
+        close()
+    else:
+        shut_down(iterator)
+
+
+def end_former(loader: Any) -> None:
+    """End the workers or threads that persist, if there are any."""
+    former, loader._iterator = loader._iterator, None
+    if former is not None:
+        end_iterator(former)
 
 
 def _unlink_shared_memory(workers: list[Any]) -> None:

@@ -15,7 +15,7 @@ from torchvision import transforms as v1
 from torchvision.datasets import ImageFolder
 
 from fastload import FastLoader
-from fastload.engines.native_samples import _WorkerFetcher
+from fastload.engines.native_samples import WorkerFetcher
 from fastload.engines.parity_results import FallbackWarning
 from fastload.engines.workers import route_of
 from fastload.pipeline.reader import Recipe
@@ -154,7 +154,7 @@ def test_threads_that_persist_make_the_next_epoch_too(root):
 
 def test_a_worker_whose_functions_change_the_pipeline_says_that_it_gives_up(root):
     dataset = ImageFolder(root, eval_v1())
-    fetcher = _WorkerFetcher(probed, exact=True)
+    fetcher = WorkerFetcher(probed, exact=True)
     fetcher.replaced = SimpleNamespace(dataset=dataset)
     assert fetcher.read() is not None
     dataset.transform = v1.Lambda(lambda image: image)

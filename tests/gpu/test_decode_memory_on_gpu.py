@@ -17,8 +17,8 @@ from torchvision.datasets import ImageFolder
 
 from fastload import FastLoader
 from fastload.device.transfer import AT_ONCE_MAX_BYTES
-from fastload.engines.iterators import pin_large
 from fastload.engines.loader_state import state_of
+from fastload.iterators import pin_large
 from fastload.memory.buffers import BufferPool
 
 pytestmark = pytest.mark.gpu
@@ -166,7 +166,7 @@ def test_cuda_takes_small_tensors_along_with_the_call() -> None:
 
 
 def test_labels_arrive_as_from_torch() -> None:
-    from benchmarks._array_rows import cifar10
+    from benchmarks.arrays import cifar10
 
     torch.manual_seed(1)
     want = [labels for _, labels in DataLoader(cifar10(512), batch_size=128, shuffle=True, num_workers=2)]

@@ -22,10 +22,10 @@ from rich.console import Console
 import fastload
 from fastload import _machine
 from fastload.commands import cli, profile
-from fastload.profiling import timeline
-from fastload.profiling.analysis import find
-from fastload.profiling.html import render
-from fastload.profiling.nsys import NsightError
+from fastload.profiling.analysis.findings import find
+from fastload.profiling.pages import timeline
+from fastload.profiling.pages.html import render
+from fastload.profiling.recording.nsys import NsightError
 from fastload.stats.verdict import Bottleneck, Verdict
 
 TRAIN = """

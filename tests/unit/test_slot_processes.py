@@ -162,7 +162,7 @@ class Iterator:
 
 
 def dies_with(writer, take):
-    """Return the process id of a forked child that was killed with a slot or token."""
+    """Return the process id of a child that was killed with a slot or token."""
 
     def child():
         take(writer)

@@ -20,7 +20,6 @@ from fastload.memory.slots import SlotWriter
 from fastload.nvtx import stages
 from fastload.nvtx.stages import stage
 from fastload.options import can_pin, has_streams
-from fastload.pipeline.eligibility import read_loader, read_tail
 from fastload.randomness.by_sample import seeded
 from fastload.stats.meter import Meter, counters_for, measure, measure_here
 from fastload.torch_workers.processes import after_error, shut_down
@@ -40,24 +39,28 @@ if TYPE_CHECKING:
     from fastload.pipeline.erasing import Patch
     from fastload.pipeline.reader import Recipe
     from fastload.pipeline.samples import Collated
+    from fastload.route import Route
 
 
-def start_native(loader: LoaderConfig[Any], recipe: Recipe, device: torch.device) -> Any:
-    """Start an iterator that runs a loader's recipe natively.
+def start_native(loader: LoaderConfig[Any], route: Route) -> Any:
+    """Start an iterator that runs a loader's recipe on decode threads.
 
-    Returns ``None`` if the recipe cannot be copied or fails its check, or its process cannot be started.
+    Returns ``None`` if the recipe cannot be copied or fails its check, or its process cannot be started; the loader's
+    next route says which.
 
     Raises:
         RuntimeError: The check fails and ``engine="native"``.
     """
     from fastload.engines.native_processes import own_process, sample_process
 
-    state, native = state_of(loader), cast("Any", None)
+    state, native, device = state_of(loader), cast("Any", None), route.device
+    recipe: Any = route.recipe
     try:
         recipe = recipe.snapshot(state.spares)
-    except Exception:  # a transform holds, say, a lock; torch's workers copy nothing if they are forked
+    except Exception as error:  # torch's workers copy nothing if they are forked
         if loader.engine == "native":
             raise
+        state.checks.start_failed(loader, recipe, f"the dataset cannot be copied: {type(error).__name__}: {error}")
         return None
     process = sample_process(loader, recipe)
     if process is None:
@@ -72,7 +75,7 @@ def start_native(loader: LoaderConfig[Any], recipe: Recipe, device: torch.device
             native = native_on_host(loader, recipe, own)
             state.add(native, measure(native, native_meter(native, loader)))
         else:
-            native = NativeDeviceIterator(loader, recipe, own, device)
+            native = NativeDeviceIterator(loader, recipe, own, route)
             state.add(native, native.meter, native.transfer)
         return native
     finally:
@@ -95,17 +98,17 @@ def native_on_host(loader: LoaderConfig[Any], recipe: Recipe, process: SamplePro
     return NativeIterator(loader, recipe, process, finish_batch, host_images=host_images_of(recipe, loader.dtype))
 
 
-def fetcher_in_process(loader: LoaderConfig[Any], device: torch.device) -> InProcessFetcher | None:
+def fetcher_in_process(loader: LoaderConfig[Any], route: Route) -> InProcessFetcher | None:
     """Return a native fetcher for torch's own iterator; ``None`` unless a recipe runs without workers.
 
     Raises:
         RuntimeError: The recipe fails its check and ``engine="native"``.
     """
-    if loader.num_workers or isinstance(read_loader(loader, device), tuple):
+    if route.maker != "next":
         return None
     from fastload.engines.in_process import InProcessFetcher
 
-    fetcher = InProcessFetcher(loader, device)
+    fetcher = InProcessFetcher(loader, route.device)
     return fetcher if fetcher.is_native else None
 
 
@@ -113,11 +116,6 @@ def native_meter(native: NativeIterator, loader: LoaderConfig[Any], *, on_device
     """A native iterator's meter; ``on_device`` says whether finished batches are on a device."""
     pipeline = native.decode_pipeline
     return Meter(None, loader.batch_size, pipeline.totals, waiting=lambda: pipeline.ready, on_device=on_device)
-
-
-def is_native(iterator: Any) -> bool:
-    """Whether ``iterator`` makes batches natively, on the host."""
-    return getattr(type(iterator), "is_native", False) is True
 
 
 def _end(closers: Iterable[Callable[[], None]], retire: Callable[[], None]) -> None:
@@ -248,18 +246,21 @@ class NativeDeviceIterator(DeviceIterator):
         loader: See :class:`~fastload.engines.decode_threads.NativeIterator`.
         recipe: How to make the loader's samples; a snapshot.
         process: See :class:`~fastload.engines.decode_pipeline.DecodePipeline`.
-        device: The target device, with an index.
+        route: What makes the epoch.
     """
 
-    def __init__(self, loader: LoaderConfig[Any], recipe: Recipe, process: SampleProcess, device: torch.device) -> None:
+    runs_recipe = True
+
+    def __init__(self, loader: LoaderConfig[Any], recipe: Recipe, process: SampleProcess, route: Route) -> None:
         from fastload.engines.decode_threads import NativeIterator
 
+        device = route.device
         stream = state_of(loader).copy_stream(device) if loader.device_prefetch else None
         transfer = Transfer(device, stream, None, loader.dtype)
         pinned = pins(loader, device)
         images_of = table_images(recipe, layout_of(loader.memory_format))
         totals = None if transfer.clock is None else transfer.totals
-        choice = state_of(loader).decode_choice(loader, recipe, device, totals)
+        choice = state_of(loader).decode_choice(loader, route, totals)
         if choice is not None:
             choice.has_room = transfer.has_room
 
@@ -328,17 +329,17 @@ class TorchDeviceIterator(DeviceIterator):
     Iterates over one epoch, or, with persistent workers, over several in turn.
     """
 
-    def __init__(self, loader: LoaderConfig[Any], device: torch.device) -> None:
-        state = state_of(loader)
+    def __init__(self, loader: LoaderConfig[Any], route: Route) -> None:
+        state, device, tail = state_of(loader), route.device, route.tail
+        self._route = route
         side_stream = state.copy_stream(device) if has_streams(device) and loader.device_prefetch else None
         memory_format = None if device.type == "cpu" else loader.memory_format
         transfer = Transfer(device, side_stream, memory_format, loader.dtype)
         self._pins = pins(loader, device)
         asked_to_pin = loader.pin_memory and can_pin()
         takes_turns = loader.in_order and loader.num_workers > 0
-        self._native = fetcher_in_process(loader, device)
-        slots = state.slot_pool(loader, device) if self._native is None else None
-        tail = read_tail(loader, device)
+        self._native = fetcher_in_process(loader, route)
+        slots = state.slot_pool(loader, route) if self._native is None else None
         self._dataset = None if tail is None else tail.dataset
         self.scheduler = scheduler = CopyScheduler(
             transfer,
@@ -375,7 +376,7 @@ class TorchDeviceIterator(DeviceIterator):
         if self._dataset is not None:
             changes["dataset"] = self._dataset
         if self._counters is not None and loader.num_workers:
-            changes["worker_init_fn"] = setup_of(loader, self._counters)
+            changes["worker_init_fn"] = setup_of(loader, self._route, self._counters)
         if self._pins:
             changes |= {"pin_memory": True}
             if not loader.pin_memory:

@@ -16,11 +16,10 @@ from torch.utils import data
 from fastload._compare import ComparedValues, difference
 from fastload._display import card, paragraphs
 from fastload.autoscale.policy import AutoWorkers
-from fastload.engines.workers import makes_lazy_images, start_epoch
+from fastload.engines.workers import route_of, start_epoch
 from fastload.loader import FastLoader
-from fastload.options import LEVELS_OFF, has_own_iterator, length_of, resolve_device
+from fastload.options import LEVELS_OFF, has_own_iterator, length_of
 from fastload.pipeline.datasets import sample_name
-from fastload.pipeline.eligibility import read_loader
 from fastload.randomness.by_sample import SeededByIndex, seeded, show_own_dataset
 from fastload.stats.progress import terminal_bar
 from fastload.torch_workers.twin import independent_twin
@@ -147,8 +146,8 @@ def verify(
         torchs = _as_torch(_make_twin(loader, seed))
         theirs, made = _batches(torchs, seed, batches, kept[1:]), _make_twin(loader, seed)
         with made if isinstance(made, FastLoader) else FastLoader.wrap(made) as fast:
-            if (plan := fast.plan).engine == "torch" and not makes_lazy_images(fast):
-                return Verification(0, plan.engine, None, notes=plan.notes, is_torchs=True)
+            if (route := route_of(fast)).engine == "torch" and not route.is_lazy:
+                return Verification(0, route.engine, None, notes=fast.plan.notes, is_torchs=True)
             ours = _batches(fast, seed, batches, kept[1:])
             if isinstance(fast.num_workers, AutoWorkers):  # the epoch's number of workers is known once it has begun
                 ours = itertools.chain(list(itertools.islice(ours, 1)), ours)
@@ -286,8 +285,8 @@ def _compare(
 
 def _bound(loader: FastLoader[Any]) -> float:
     """How far values of images may differ: ``LEVELS_OFF`` levels where ``exact=False`` approximates."""
-    recipe = () if has_own_iterator(loader) else read_loader(loader, resolve_device(loader.device))
-    if isinstance(recipe, tuple) or recipe.pipeline.approximate is None:
+    recipe = route_of(loader).recipe
+    if recipe is None or recipe.pipeline.approximate is None:
         return 0.0
     table = recipe.pipeline.table
     return float(LEVELS_OFF) if table is None else LEVELS_OFF * float(table.double().diff().abs().max())

@@ -32,7 +32,7 @@ LAYERS = [
     ["iterators"],
     ["workers"],
     ["engines", "prefetch", "sources"],
-    ["state"],
+    ["route", "state"],
     ["autoscale", "device", "profiling", "randomness", "vision"],
     ["memory", "pipeline", "stats"],
     [

@@ -97,7 +97,7 @@ class DecodePipeline:
     ) -> None:
         self.epoch = 0  # this and the next line: set by the iterator
         self.owner: object = None  # a weak reference that is put into ``wakeups`` when the iterator is gone
-        self._recipe = recipe
+        self.recipe = recipe
         self._views = recipe.pipeline.views
         self._process = process
         self._directory = working_directory()
@@ -260,7 +260,7 @@ class DecodePipeline:
             pass
         finally:
             self._process.close()
-            self._recipe = self._recipe.without_dataset()
+            self.recipe = self.recipe.without_dataset()
 
     def _advance(self) -> None:
         """Start and finish batches while there is room for them."""
@@ -282,7 +282,7 @@ class DecodePipeline:
         """Start the first ``most`` unmade batches whose samples are known; return all unmade ones."""
         unmade = [batch for batch in batches if not batch.made]
         for batch in unmade if self._asks_many else ():
-            batch.ask(self._recipe, self.wakeups.put)
+            batch.ask(self.recipe, self.wakeups.put)
         for batch in unmade[:most]:
             if batch.job is None:
                 if not batch.is_answered:  # the answer wakes this thread
@@ -294,15 +294,15 @@ class DecodePipeline:
         """Submit a batch to the decode threads. The batch keeps any error."""
         try:
             if batch.pixels is None:
-                batch.locate(self._recipe, self._seed if self._by_index else None)
-            batch.issued, batch.pixels = None, self._recipe.pipeline.room(len(batch.sources), self._allocate)
+                batch.locate(self.recipe, self._seed if self._by_index else None)
+            batch.issued, batch.pixels = None, self.recipe.pipeline.room(len(batch.sources), self._allocate)
             batch.host = self._host_images and self._host_images(len(batch.sources))
-            batch.staged = self._choice and self._choice.files(batch.pixels, self._recipe.pipeline.by_view)
-            options = submitted(batch.sources, self._views, self._directory) | self._recipe.options
+            batch.staged = self._choice and self._choice.files(batch.pixels, self.recipe.pipeline.by_view)
+            options = submitted(batch.sources, self._views, self._directory) | self.recipe.options
             options |= batch.outputs() | {"max_pixels": self._process.max_pixels}
-            if self._recipe.pipeline.draws:
+            if self.recipe.pipeline.draws:
                 options |= {"seeds": batch.seeds} if self._by_index else {"stream": self._streams[batch.worker]}
-            batch.job = self.pool.submit(plan=self._recipe.plan, number=batch.number, **options)
+            batch.job = self.pool.submit(plan=self.recipe.plan, number=batch.number, **options)
         except BaseException as error:  # noqa: BLE001 - the consumer raises it
             self._end(batch, None, error)
 
@@ -310,7 +310,7 @@ class DecodePipeline:
         return _core.seed_for_index(self._base_seed, self.epoch, number_of(index))
 
     def _end(self, batch: Batch, data: Any, failure: BaseException | None = None) -> None:
-        self.states.add(batch, self._recipe.pipeline.draws and not self._by_index, self.handed_over())
+        self.states.add(batch, self.recipe.pipeline.draws and not self._by_index, self.handed_over())
         batch.made_at, batch.images = time.monotonic(), len(batch.sources)
         batch.sources, batch.targets, batch.seeds = [], [], []
         batch.pixels = batch.host = batch.staged = batch.job = batch.issued = None  # a copy holds its own reference
@@ -393,7 +393,7 @@ class DecodePipeline:
         odd.answer()
         if self._closed:  # samples not decoded by then are cancelled
             raise ClosedError
-        batch.patches = self._recipe.pipeline.patches(batch.job)
+        batch.patches = self.recipe.pipeline.patches(batch.job)
         self._make_odd(batch, odd, failed_of(batch.job))
         batch.awaited = begun, time.monotonic()
 
@@ -402,7 +402,7 @@ class DecodePipeline:
             return self._in_python(batch, sample, before)
 
         seeds = batch.seeds if self._by_index else None
-        return OddSamples(self._recipe, batch.job, make, self._counts, seeds=seeds)
+        return OddSamples(self.recipe, batch.job, make, self._counts, seeds=seeds)
 
     def _make_odd(self, batch: Batch, odd: OddSamples, samples: list[int]) -> None:
         """Make ``samples`` in Python, and put all that are made there into their batch."""
@@ -418,7 +418,7 @@ class DecodePipeline:
         """
         index, view = divmod(sample, self._views)
         source = one_of(batch.sources[index], view)
-        where = self._recipe.described(batch.indices[index], source)
+        where = self.recipe.described(batch.indices[index], source)
         try:
             self._process.wait_started(self._wake)
             return self._process.sample(source, before, worker=batch.worker, where=where, view=view)
@@ -430,9 +430,9 @@ class DecodePipeline:
 
         A dataset that fetches batches fetches this one, for its own error.
         """
-        if self._by_index or not self._recipe.fetches_batches:
+        if self._by_index or not self.recipe.fetches_batches:
             return error.error, error.state
-        before = batch.job.generator_before(0) if self._recipe.pipeline.draws else None
+        before = batch.job.generator_before(0) if self.recipe.pipeline.draws else None
         self._process.wait_started(self._wake)
         wrapper, after = self._process.fetched(list(batch.draw[0]), before, worker=batch.worker)
         return wrapper or error.error, None if before is None else after

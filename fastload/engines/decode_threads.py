@@ -15,7 +15,7 @@ import threading
 import time
 import weakref
 from collections import deque
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch._utils import ExceptionWrapper
@@ -65,7 +65,8 @@ class NativeIterator(_BaseDataLoaderIter):
         device_totals: Returns the device clock's measurements of the consumer's steps; ``None`` without a clock.
     """
 
-    is_native: ClassVar = True  # for those that don't import this class: most loaders never need it
+    runs_recipe = True
+    """Tells :mod:`fastload.route` that these are decode threads."""
 
     def __init__(
         self,
@@ -82,6 +83,7 @@ class NativeIterator(_BaseDataLoaderIter):
         device_totals: Callable[[], Totals] | None = None,
     ) -> None:
         super().__init__(loader)  # draws the base seed
+        self.device = device or torch.device("cpu")
         self._resumption = resumption = state_of(loader).place.resumption
         if resumption is not None and resumption.base_seed is not None:
             self._base_seed = resumption.base_seed
@@ -244,6 +246,11 @@ class NativeIterator(_BaseDataLoaderIter):
         if torch.is_inference_mode_enabled() and not self._pin_memory:  # torch's pin-memory thread is not in the mode
             return as_inference_tensors(data)
         return data
+
+    @property
+    def recipe(self) -> Recipe:
+        """How samples are made."""
+        return self.decode_pipeline.recipe
 
     @property
     def is_closed(self) -> bool:

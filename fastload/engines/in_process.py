@@ -8,15 +8,16 @@ threads cannot make are made here by the user's transforms, from the state that 
 is the batch's error. If anything else raises until then, the generator goes back and torch's fetcher makes the batch,
 so that errors are torch's.
 
-The dataset and its transforms may change during an epoch, and the next batch then changes too. So the recipe is read
-again for each batch, while the threads work on that batch by the former one.
+The dataset and its transforms may change during an epoch, and the next batch then changes too. So while the threads
+work on a batch by the former recipe, a stamp of what that was read from says whether it is still the same; if it does
+not, the recipe is read again.
 """
 
 from __future__ import annotations
 
 import contextlib
 import time
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 import torch
 from torch.utils.data import Subset
@@ -34,12 +35,13 @@ from fastload.engines.sample_process import batch_of_one, located
 from fastload.engines.stage_counts import StageCounts
 from fastload.memory.buffers import pinned
 from fastload.memory.limits import pins
-from fastload.pipeline.eligibility import read_loader
 from fastload.pipeline.index_file import IndexFileError
 from fastload.pipeline.reader import OpenedImage
 from fastload.pipeline.samples import collated
+from fastload.pipeline.stamp import RecipeStamp
 from fastload.randomness.by_sample import SeededByIndex, random_states_kept
 from fastload.randomness.generators import set_state, state_now
+from fastload.route import read_loader
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -51,6 +53,10 @@ if TYPE_CHECKING:
 
 READS_MAX = 3
 """How often a batch is begun anew because the recipe has changed meanwhile."""
+
+
+STAMPS_MAX = 8
+"""How many stamps may break or not be whole, one after the other, while the recipe is the same; then none is made."""
 
 
 class UnsupportedError(Exception):
@@ -89,6 +95,9 @@ class InProcessFetcher:
         self.to_compare = 0  # samples
         self.gave_up = False
         self.known = None
+        self._stamp: RecipeStamp | None = None
+        self._is_proved = False  # the stamp lay between two readings of the same recipe
+        self._broken = 0  # stamps in a row
 
     @property
     def is_native(self) -> bool:
@@ -154,10 +163,39 @@ class InProcessFetcher:
         return dataset if isinstance(dataset, SeededByIndex) else None
 
     def read(self) -> tuple[Any, Recipe, Callable[..., Any]] | None:
-        """Read the recipe; return what identifies it, the recipe, and what makes its images.
+        """Return what identifies the recipe, the recipe, and what makes its images.
 
-        The last makes room for them if they stay in host memory, and is called with their number.
+        The last makes room for them if they stay in host memory, and is called with their number. The recipe is read
+        again unless a stamp says that nothing has changed.
         """
+        former, stamp = self.known, self._stamp
+        holds = former is not None and stamp is not None and stamp.holds()
+        if holds and self._is_proved:
+            return former
+        known = self.read_anew()
+        if known is None:
+            return None
+        same = former is not None and known[0] == former[0] and known[1].dataset is former[1].dataset
+        self._is_proved = holds and same
+        self._broken = self._broken + 1 if same and not holds else 0
+        if self._is_proved:
+            return known
+        self._stamp = None
+        if self._broken < STAMPS_MAX:
+            stamp = RecipeStamp(known[1], whole=True, besides=self.heeded(), types=self.heeded_types())
+            self._stamp = stamp if stamp.is_whole else None
+        return known
+
+    def heeded(self) -> list[tuple[dict[str, Any], str]]:
+        """List what else :meth:`read_anew` looks at: entries of dicts."""
+        return [(vars(self._loader), name) for name in _READ]
+
+    def heeded_types(self) -> list[type]:
+        """List the types of which :meth:`read_anew` looks at attributes."""
+        return [type(self._loader)]
+
+    def read_anew(self) -> tuple[Any, Recipe, Callable[..., Any]] | None:
+        """Read the recipe from the dataset and its transforms."""
         loader, former = self._loader, self.known
         recipe = ("",) if self.gave_up else read_loader(loader, self._device)
         if isinstance(recipe, tuple):
@@ -305,6 +343,13 @@ class InProcessFetcher:
     def totals(self) -> Callable[[], Totals]:
         """Returns the time spent so far, by stage; does not refer to the loader."""
         return self._counts.totals
+
+
+_READ: Final = (
+    *("batch_sampler", "collate_fn", "dataset", "engine", "exact", "in_order", "num_workers", "randomness"),
+    "worker_init_fn",
+)
+"""Attributes of a loader that its recipe depends on."""
 
 
 class _SamplesHere:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Final
 from fastload.autoscale.policy import NATIVE_STREAMS, AutoWorkers, choose_processes, cores_for_loading
 from fastload.device.transfer import Transfer, new_stream
 from fastload.engines.parity_results import ParityResults
-from fastload.memory.limits import no_slots_because, pinned_limit, slots_wanted
+from fastload.memory.limits import pinned_limit, slots_wanted
 from fastload.memory.slots import SlotCounts, SlotPool
 from fastload.options import has_own_iterator
 from fastload.randomness.by_sample import Epochs
@@ -37,6 +37,7 @@ if TYPE_CHECKING:
     from fastload.memory.buffers import BufferPool
     from fastload.options import LoaderConfig
     from fastload.pipeline.reader import Recipe
+    from fastload.route import Route
 
 ITERATOR_CLOSED: Final = "the FastLoader of this iterator was closed"
 
@@ -88,12 +89,12 @@ class LoaderState:
             self._streams.setdefault(device, new_stream(device))  # the same one for two threads
         return self._streams[device]
 
-    def slot_pool(self, loader: LoaderConfig[Any], device: torch.device) -> SlotPool | None:
+    def slot_pool(self, loader: LoaderConfig[Any], route: Route) -> SlotPool | None:
         """Return the loader's slots, made on first use and kept across epochs."""
-        if no_slots_because(loader, device) is not None:
+        if route.no_slots is not None:
             return None
         if self.slots is None:
-            self.slots = SlotPool(slots_wanted(loader), pinned_limit(loader), loader.num_workers, device=device)
+            self.slots = SlotPool(slots_wanted(loader), pinned_limit(loader), loader.num_workers, device=route.device)
             Finalizer(self, self.slots.close)
         self.slots.reclaim()
         return self.slots
@@ -130,8 +131,7 @@ class LoaderState:
     def decode_choice(
         self,
         loader: LoaderConfig[Any],
-        recipe: Recipe,
-        device: torch.device,
+        route: Route,
         totals: Callable[[], Totals] | None,
     ) -> DecodeChoice | None:
         """Return what decides for an iterator's batches, or None if the threads decode all.
@@ -140,35 +140,36 @@ class LoaderState:
 
         Args:
             loader: Its options count.
-            recipe: How to make its samples.
-            device: Where batches go.
+            route: What makes the epoch.
             totals: Returns the device clock's totals; ``None`` without a clock.
 
         Raises:
             RuntimeError: The threads have to decode all, and ``decode="gpu"``.
         """
-        decoder = self.decoder(loader, recipe, device)
+        decoder = self.decoder(loader, route.device, route.not_on_gpu)
         if decoder is None:
             return None
         from fastload.device.decode_choice import DecodeChoice
         from fastload.device.decode_policy import DecodePolicy
 
-        policy = None if loader.decode == "gpu" else self.decode_policies.setdefault(device, DecodePolicy())
+        policy = None if loader.decode == "gpu" else self.decode_policies.setdefault(route.device, DecodePolicy())
         return DecodeChoice(decoder, policy, totals=totals)
 
-    def decoder(self, loader: LoaderConfig[Any], recipe: Recipe, device: torch.device) -> Decoder | None:
+    def decoder(self, loader: LoaderConfig[Any], device: torch.device, reason: str | None) -> Decoder | None:
         """Return what decodes on the device, or None if the threads decode.
 
         It is kept across epochs.
+
+        Args:
+            loader: Its options count.
+            device: Where batches go.
+            reason: Why it cannot; see :class:`~fastload.route.Route`.
 
         Raises:
             RuntimeError: They have to, and ``decode="gpu"``.
         """
         if loader.decode == "cpu":
             return None
-        from fastload.device.decodable import not_on_gpu_because
-
-        reason = not_on_gpu_because(loader, recipe, device)
         if reason is None and device not in self._decoders:
             from fastload.device.decode import Decoder
 

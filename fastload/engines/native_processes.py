@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 import torch
 
@@ -13,21 +13,24 @@ if TYPE_CHECKING:
     from fastload.options import LoaderConfig
     from fastload.pipeline.reader import Recipe
 
+_NO_PROCESS: Final = "a process for samples made in Python cannot be started"
+
 
 def sample_process(loader: LoaderConfig[Any], recipe: Recipe) -> SampleProcess | None:
     """Make the recipe's sample process, started if the check needs it.
 
     Returns ``None`` if it cannot be started.
     """
+    checks = state_of(loader).checks
     try:
-        checks = state_of(loader).checks
         process = SampleProcess(recipe, loader.multiprocessing_context, note_use=checks.note_python)
         if checks.python_used or not checks.has(loader, recipe):
             process.start()
         return process
-    except Exception:  # torch's workers cannot be started either, and their error says why
+    except Exception as error:  # mostly torch's workers cannot be started either, and their error says why
         if loader.engine == "native":
             raise
+        checks.start_failed(loader, recipe, f"{_NO_PROCESS}: {type(error).__name__}: {error}")
         return None
 
 
@@ -48,10 +51,12 @@ def own_process(loader: LoaderConfig[Any], recipe: Recipe, process: SampleProces
         seeding.states(recipe, process, int(seed), loader.num_workers)
         if loader.persistent_workers or not seeding.keep(recipe, process):
             return process
-    except RuntimeError:  # torch's workers raise it
+    except RuntimeError as error:  # torch's workers raise it
+        state_of(loader).checks.start_failed(loader, recipe, str(error))
         return None
-    except OSError:
+    except OSError as error:
         if loader.engine == "native":
             raise
+        state_of(loader).checks.start_failed(loader, recipe, f"{_NO_PROCESS}: {error}")
         return None
     return sample_process(loader, recipe)

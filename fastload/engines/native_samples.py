@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 from fastload import _core
 from fastload.engines import lazy_images
 from fastload.engines.in_process import InProcessFetcher
+from fastload.engines.parity_results import warn_fallback
 from fastload.engines.sample_lists import COMPARED, images_alone
 from fastload.pipeline.reader import Refusal, read_recipe
 
@@ -64,11 +65,18 @@ class WorkerFetcher(InProcessFetcher):
     def makes_samples(self, recipe: Recipe) -> bool:  # noqa: D102
         return True
 
-    def read(self) -> tuple[Any, Recipe, Callable[..., Any]] | None:  # noqa: D102
+    def heeded(self) -> list[tuple[dict[str, Any], str]]:  # noqa: D102
+        return []
+
+    def heeded_types(self) -> list[type]:  # noqa: D102
+        return []
+
+    def read_anew(self) -> tuple[Any, Recipe, Callable[..., Any]] | None:  # noqa: D102
         if self.gave_up:
             return None
         recipe = read_recipe(self.replaced.dataset, self._collate_fn, exact=self._exact)
         if isinstance(recipe, Refusal):  # the user's functions have changed something
+            warn_fallback("; ".join(recipe.reasons))
             self.give_up()
             return None
         key = recipe.key

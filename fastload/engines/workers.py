@@ -13,25 +13,26 @@ import functools
 import importlib.util
 from typing import TYPE_CHECKING, Any
 
-import torch
 import torch.utils.data.dataloader
 from torch.autograd import _profiler_enabled  # type: ignore[attr-defined]
 from torch.utils.data import DataLoader, get_worker_info
 
 from fastload._batch import HostBatch, count_pinned
 from fastload.engines.copy_scheduler import NONE_FREE
+from fastload.engines.loader_state import state_of
 from fastload.memory.packing import CannotPackError, EscapedError, Packer, collate_into, packed_bytes, stacks_into
 from fastload.nvtx.stages import stage
-from fastload.options import has_own_iterator
-from fastload.pipeline.eligibility import read_loader
 from fastload.pipeline.monkeypatch_check import imported
 from fastload.randomness.by_sample import SeededByIndex
+from fastload.route import decide
 from fastload.torch_workers.processes import restart_workers, start_frozen
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
     from fastload.memory.slots import SlotWriter
+    from fastload.options import LoaderConfig
+    from fastload.route import Route
     from fastload.state.resume import Resumption
 
 
@@ -121,9 +122,13 @@ def _is_pinned(data: Any) -> bool:
     return 0 < pinned == leaves
 
 
-def makes_lazy_images(loader: Any) -> bool:
-    """Whether Pillow's images are lazy in a loader's worker processes."""
-    if loader.engine == "torch" or not loader.num_workers or has_own_iterator(loader) or not _may_be_lazy():
+def route_of(loader: LoaderConfig[Any]) -> Route:
+    """Decide what makes an epoch of ``loader`` that starts now."""
+    return decide(loader, state_of(loader).checks, _prepare_lazy_images)
+
+
+def _prepare_lazy_images() -> bool:
+    if not _may_be_lazy():
         return False
     from fastload.engines import lazy_images
 
@@ -153,14 +158,6 @@ def install_lazy_images() -> None:
 
         if lazy_images.install() and (webdataset := _stages_of_webdataset()) is not None:
             webdataset.install()
-
-
-def makes_native_samples(loader: Any) -> bool:
-    """Whether a loader's worker processes make samples natively, for functions of the user's own."""
-    recipe = read_loader(loader, torch.device("cpu"))
-    if not loader.num_workers or isinstance(recipe, tuple):
-        return False
-    return bool(recipe.in_python) or recipe.first_call is not None
 
 
 def start_epoch(view: DataLoader[Any], resumption: Resumption | None = None) -> Iterator[Any]:

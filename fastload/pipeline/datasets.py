@@ -19,7 +19,7 @@ from torchvision.datasets import folder, vision
 
 from fastload.pipeline import arrays, own_getitem
 from fastload.pipeline.arrays import OF_ARRAYS
-from fastload.pipeline.encoded_datasets import check_encoded, images_in, taken_of
+from fastload.pipeline.encoded_datasets import check_encoded, has_computed_attributes, images_in, taken_of
 from fastload.pipeline.errors import Refused, name_of
 from fastload.pipeline.monkeypatch_check import Originals
 
@@ -268,6 +268,12 @@ def looked_up_in(dataset: Any) -> tuple[str, ...] | None:
     if known is None:
         return None
     return *_FIELDS[known], _loader_name(known), *own_getitem.attributes_of(dataset, known)
+
+
+def looks_up_plainly(dataset: Any) -> bool:
+    """Whether a leaf is read from attributes, without running the user's code."""
+    kind, known = type(dataset), _known(type(dataset))
+    return not (has_computed_attributes(kind) if known is None else _has_own_getitem(kind, known))
 
 
 def copied(dataset: Any, spares: list[Any]) -> Any:

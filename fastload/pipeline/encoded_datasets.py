@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from concurrent.futures import Future
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 from torch.utils.data import IterableDataset, Subset
@@ -14,6 +14,8 @@ from fastload.pipeline.views import VIEWS_MAX
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
+
+_READ: Final = ("transform", "transforms", "target_transform", "images_per_sample", "encodes_raw_targets")
 
 
 def check_encoded(dataset: Any) -> None:
@@ -39,6 +41,14 @@ def _has_getitems(dataset: Any) -> bool:
     except Exception:  # noqa: BLE001 - torch's fetcher raises it too
         return True
     return found and not (asks_many(dataset) and "__getitems__" not in getattr(dataset, "__dict__", ()))
+
+
+def has_computed_attributes(kind: type) -> bool:
+    """Whether code of a dataset's class computes what is read of it."""
+    bases = [base for base in kind.__mro__ if base is not object]
+    found = [vars(base)[name] for base in bases for name in _READ if name in vars(base)]
+    dynamic = any("__getattr__" in vars(base) or "__getattribute__" in vars(base) for base in bases)
+    return dynamic or any(hasattr(type(value), "__get__") for value in found)
 
 
 def asks_many(dataset: Any) -> bool:

@@ -149,7 +149,7 @@ class Functions:
 
         Skips torch, whose globals hold functions that come and go.
         """
-        names = set(_names_in(function.__code__))
+        names = set(names_in(function.__code__))
         self._mentioned |= names
         space = function.__globals__
         module = space.get("__name__")
@@ -211,6 +211,11 @@ def imported(name: str) -> ModuleType | None:
     return None if module is None or getattr(module.__spec__, "_initializing", False) else module
 
 
+def is_at_home(module: object) -> bool:
+    """Whether a module of this name is one of the libraries or the standard library."""
+    return _top(module) in _AT_HOME
+
+
 def is_own(cls: type) -> bool:
     """Whether a class was defined by one of the libraries."""
     return _top(cls.__module__) in _LIBRARIES and getattr(imported(cls.__module__), cls.__qualname__, None) is cls
@@ -264,7 +269,7 @@ def _reached(cls: type, methods: Iterable[str]) -> frozenset[str]:
         found.add(name)
         for base in cls.__mro__:
             for function in _functions_in(vars(base).get(name)):
-                left += _names_in(_plain(function).__code__)
+                left += names_in(_plain(function).__code__)
     return frozenset(found)
 
 
@@ -347,11 +352,12 @@ def _is_written_elsewhere(function: FunctionType) -> bool:
     return not file.endswith((f"/{path}.py", f"/{path}/__init__.py", ">"))  # <string>: generated, e.g. by a dataclass
 
 
-def _names_in(code: CodeType) -> Iterator[str]:
+def names_in(code: CodeType) -> Iterator[str]:
+    """Yield the names of globals and attributes in code, functions within it included."""
     yield from code.co_names
     for constant in code.co_consts:
         if isinstance(constant, CodeType):
-            yield from _names_in(constant)
+            yield from names_in(constant)
 
 
 def _reason(what: str, holder: ModuleType | type | None, value: object) -> str:

@@ -118,6 +118,14 @@ class Recipe:
         former[:] = [leaf.data for leaf in leaves_of(made.dataset) if size_of(leaf) is not None]
         return made
 
+    def not_copied_because(self) -> str | None:
+        """Why decode threads cannot have their own transforms; ``None`` if these can be copied."""
+        try:
+            copy.deepcopy(self.pipeline)
+        except Exception as error:  # noqa: BLE001 - any of the user's objects, such as a lock
+            return f"the transforms cannot be copied ({type(error).__name__}: {error}); leave out what cannot"
+        return None
+
     def without_dataset(self) -> Recipe:
         """Return the recipe without its dataset, whose memory is then free."""
         return replace(self, dataset=None)

@@ -21,7 +21,6 @@ from fastload.options import has_own_iterator
 from fastload.randomness.packed import pack
 from fastload.state.in_worker import KEPT_NOTE, NO_STATE, DatasetState, ReadAgain, WorkerState
 from fastload.state.place import ConsumerPlace, LoaderPlace, Position, UnknownStateError, count_epochs, host_of
-from fastload.state.resume import Resumption
 from fastload.state.sources import Sources, epochs_of_samplers
 from fastload.torch_workers.processes import end_former
 
@@ -123,6 +122,8 @@ def _resume(loader: LoaderConfig[Any], place: LoaderPlace, data: dict[str, Any],
     resumption = None
     begins = iterable and loader.num_workers and start.dataset.dataset is not None  # see WorkerProgress
     if goes_on or again or begins:
+        from fastload.state.resume import Resumption
+
         resumption = Resumption(
             loader,
             skip=0 if iterable else skip,

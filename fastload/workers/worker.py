@@ -18,7 +18,7 @@ import torch.utils.data._utils.fetch as torch_fetch
 from torch.utils.data import _DatasetKind, default_collate
 from torch.utils.data._utils.worker import _worker_loop
 
-from fastload.engines.workers import install_lazy_images, makes_lazy_images, makes_native_samples
+from fastload.engines.workers import install_lazy_images
 from fastload.memory.packing import stacks_into
 from fastload.memory.sending import Sent, collate_into_files, send_errors, sends_files
 from fastload.nvtx.stages import stage, without_stage
@@ -32,6 +32,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from fastload.engines.native_samples import WorkerFetcher
+    from fastload.options import LoaderConfig
+    from fastload.route import Route
     from fastload.state.in_worker import ReadAgain, WorkerState
     from fastload.stats.shared_counters import SharedCounters
 
@@ -93,13 +95,12 @@ class WorkerSetup:
             progress.failed = NotLoaded.of(error, worker_id)
 
 
-def setup_of(loader: Any, counters: SharedCounters) -> WorkerSetup:
-    """Return what a loader's worker processes do at their start."""
+def setup_of(loader: LoaderConfig[Any], route: Route, counters: SharedCounters) -> WorkerSetup:
+    """Return what a loader's worker processes do at their start, by the epoch's route."""
     setup = functools.partial(WorkerSetup, loader.worker_init_fn, counters, loader.randomness == "worker")
     if loader.engine == "torch":
         return setup(promptly=False)
-    makes_lazy_images(loader)  # learns what forked workers then inherit
-    if loader.randomness == "sample" or not makes_native_samples(loader):  # it seeds samples of torch's alone
+    if route.maker != "workers":
         return setup()
     from fastload.engines.native_samples import WorkerFetcher
 

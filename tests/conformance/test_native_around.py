@@ -27,9 +27,11 @@ from fastload import FastLoader
 from fastload._batch import map_tensors
 from fastload.engines import sample_lists
 from fastload.engines.in_process import InProcessFetcher
+from fastload.engines.loader_state import state_of
 from fastload.engines.parity_results import FallbackWarning
 from fastload.engines.sample_process import SampleProcess
 from fastload.engines.seeding_process import SeedingProcess
+from fastload.engines.workers import route_of
 from fastload.pipeline.reader import Recipe, read_recipe
 from fastload.stats.shared_counters import SharedCounters
 from fastload.workers.worker import setup_of
@@ -356,7 +358,9 @@ class Dicts:
 def test_workers_make_no_samples_natively_that_have_seeds_of_their_own(root, randomness):
     given = {"num_workers": 1, "worker_init_fn": seeds, "randomness": randomness}
     with FastLoader(ImageFolder(root, train_v1()), **given) as loader:
-        setup = setup_of(loader, SharedCounters(1, 2))
+        with pytest.warns(FallbackWarning):
+            state_of(loader).checks.start_failed(loader, route_of(loader).recipe, "no process")
+        setup = setup_of(loader, route_of(loader), SharedCounters(1, 2))
     assert (setup.native is None) == (randomness == "sample")
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import gc
 import itertools
 import random
@@ -29,9 +30,10 @@ from photos import (
     random_crop,
     train_v1,
 )
-from PIL import ImageFile
+from PIL import Image, ImageFile
 from plans import text_of
 from torch.utils.data import BatchSampler, DataLoader, DistributedSampler, RandomSampler, Subset
+from torch.utils.data._utils.collate import default_collate_fn_map
 from torchvision.datasets import ImageFolder
 
 from fastload import FastLoader
@@ -482,3 +484,98 @@ def test_the_plan_and_the_report_say_where_batches_are_made(mixed):
     assert 0 < made <= loader.stats().python_images < len(loader.dataset)
     assert f"{loader.stats().python_images} of {len(loader.dataset)} samples" in str(loader.report())
     assert "num_workers >= 1" in str(loader.report())
+
+
+class Wrapped:
+    """Calls a transform."""
+
+    def __init__(self, inner):
+        self.inner = inner
+
+    def __call__(self, image):
+        return self.inner(image)
+
+
+def of_tensors():
+    transform = train_v1()
+    transform.transforms[-1] = v1.Normalize(torch.tensor([0.1, 0.2, 0.3]), torch.tensor([0.2, 0.3, 0.4]))
+    transform.transforms.insert(0, v1.Lambda(lambda image: image.convert("RGB")))
+    return v1.Compose([Wrapped(transform)])
+
+
+class Turned(ImageFolder):
+    """An ImageFolder whose targets are others."""
+
+    def __getitem__(self, index):
+        image, target = super().__getitem__(index)
+        return image, target + 70
+
+
+def turned(function):
+    return lambda *arguments, **named: function(*arguments, **named).transpose(Image.Transpose.ROTATE_180)
+
+
+CHANGES = {
+    "size": lambda dataset, parts, patch: setattr(parts[1], "size", (40, 44)),
+    "mean": lambda dataset, parts, patch: parts[-1].mean.add_(0.2),
+    "another mean": lambda dataset, parts, patch: setattr(parts[-1], "mean", [0.5, 0.5, 0.5]),
+    "step": lambda dataset, parts, patch: parts.insert(2, v1.RandomVerticalFlip()),
+    "steps swapped": lambda dataset, parts, patch: parts.__setitem__(slice(1, 3), parts[2:0:-1]),
+    "inner": lambda dataset, parts, patch: setattr(dataset.transform.transforms[0], "inner", train_v1()),
+    "transform": lambda dataset, parts, patch: setattr(dataset, "transform", eval_v1()),
+    "target_transform": lambda dataset, parts, patch: setattr(dataset, "target_transform", lambda target: target + 3),
+    "class of the dataset": lambda dataset, parts, patch: setattr(dataset, "__class__", Turned),
+    "class of a step": lambda dataset, parts, patch: setattr(parts[2], "__class__", v1.RandomVerticalFlip),
+    "loader": lambda dataset, parts, patch: setattr(dataset, "loader", turned(dataset.loader)),
+    "samples": lambda dataset, parts, patch: dataset.samples.reverse(),
+    "hook": lambda dataset, parts, patch: parts[1].register_forward_hook(lambda part, given, made: made.rotate(180)),
+    "method": lambda dataset, parts, patch: patch.setattr(v1.RandomResizedCrop, "forward", turned(parts[1].forward)),
+    "function": lambda dataset, parts, patch: patch.setattr(Image, "open", lambda file: turned(OPEN)(file)),
+    "code of a method": lambda dataset, parts, patch: patch.setattr(
+        v1.RandomHorizontalFlip.forward, "__code__", (lambda self, img: img.rotate(180)).__code__
+    ),
+    "code of a function": lambda dataset, parts, patch: setattr(
+        parts[0].lambd, "__code__", (lambda image: image.convert("L").convert("RGB")).__code__
+    ),
+    "wrapper's method": lambda dataset, parts, patch: patch.setattr(
+        Wrapped, "__call__", lambda self, image: self.inner(image) + 1
+    ),
+    "limit": lambda dataset, parts, patch: patch.setattr(Image, "MAX_IMAGE_PIXELS", 100),
+    "collating": lambda dataset, parts, patch: patch.setitem(
+        default_collate_fn_map, torch.Tensor, lambda batch, *, collate_fn_map=None: torch.stack(batch) + 2
+    ),
+}
+OPEN = Image.open
+
+
+@functools.cache
+def unchanged(folder):
+    return trace(lambda: DataLoader(ImageFolder(folder, of_tensors()), batch_size=3), 1)
+
+
+@pytest.mark.filterwarnings("ignore::fastload.FallbackWarning", "ignore::PIL.Image.DecompressionBombWarning")
+@pytest.mark.parametrize("name", CHANGES)
+def test_a_change_is_seen_when_nothing_had_changed_before(folder, monkeypatch, native_batches, name):
+    patches = []
+
+    def between(loader, number):
+        if number == 3:
+            patches.append(monkeypatch.context())
+            patch = patches[-1].__enter__()
+            CHANGES[name](loader.dataset, loader.dataset.transform.transforms[0].inner.transforms, patch)
+
+    def seen(make):
+        try:
+            return trace(lambda: make(ImageFolder(folder, of_tensors()), batch_size=3), 1, between=between)
+        finally:
+            patches.pop().__exit__(None, None, None)
+
+    read, reads = InProcessFetcher.read_anew, []
+    monkeypatch.setattr(
+        InProcessFetcher, "read_anew", lambda self: reads.append(native_batches["native"]) or read(self)
+    )
+    fast = lambda dataset, **arguments: FastLoader(dataset, device="cpu", **arguments)  # noqa: E731
+    ours, theirs = seen(fast), seen(DataLoader)
+    assert_same(ours, theirs)
+    assert native_batches["native"] >= 4
+    assert [at for at in reads if at < 4] == [0, 0]

@@ -414,7 +414,7 @@ def test_slots_do_not_count_against_dev_shm(tmp_path):
     """Not one batch would fit there."""
     body = """
     loader = FastLoader(Rows(400), batch_size=2, num_workers=2, device="cuda")
-    pool = loader._state.slot_pool(loader, torch.device("cuda"))
+    pool = loader._state.slot_pool(loader, route_of(loader))
     pool.want(401_408, wait=True)
     for _ in range(3):
         print([int(batch[0, 0]) for batch in loader] == list(range(0, 400, 2)))

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 from backends import simulated
@@ -12,7 +14,7 @@ from torchvision.datasets import ImageFolder
 from torchvision.transforms import v2
 
 from fastload import FastLoader, iterators
-from fastload.engines.workers import makes_native_samples
+from fastload.engines.workers import route_of
 from fastload.pipeline.tail import WithoutTail, without_tail
 
 ARGUMENTS = {"batch_size": 4, "num_workers": 2, "shuffle": True}
@@ -96,12 +98,14 @@ def test_a_target_transform_of_ones_own(root, monkeypatch, leaves, chosen):
     step = Own() if chosen == "tail" else v1.RandomHorizontalFlip()
     dataset = ImageFolder(root, with_v1(step), target_transform=hundreds)
     if chosen == "both":
-        monkeypatch.setattr(iterators, "read_tail", lambda loader, device: without_tail(loader.dataset))
+        decided = iterators.TorchDeviceIterator.__init__
+        both = lambda self, loader, route: decided(self, loader, replace(route, tail=without_tail(loader.dataset)))  # noqa: E731
+        monkeypatch.setattr(iterators.TorchDeviceIterator, "__init__", both)
     theirs = epochs_of(lambda: DataLoader(dataset, **ARGUMENTS))
     own = simulated.install_native(monkeypatch)
     loader = FastLoader(dataset, **ARGUMENTS, **own)
     assert ("sent as uint8" in str(loader.plan)) == (chosen == "tail")
-    assert makes_native_samples(loader) == (chosen != "tail")
+    assert (route_of(loader).maker == "workers") == (chosen != "tail")
     seen = epochs_of(lambda: FastLoader(dataset, **ARGUMENTS, **own))
     assert_same([[x.contiguous() for x in item] if isinstance(item, list) else item for item in seen], theirs)
     assert bool(leaves) == (chosen != "native samples")

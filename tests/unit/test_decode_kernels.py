@@ -382,17 +382,16 @@ def test_kernels_that_cannot_be_compiled_leave_decoding_to_the_threads(monkeypat
     asked: list[torch.device] = []
     device = torch.device("cuda", 0)
     monkeypatch.setattr(decode, "Decoder", refuse)
-    monkeypatch.setattr("fastload.device.decodable.not_on_gpu_because", lambda *_: None)
     loader, state = FastLoader([0], device="cpu"), loader_state.LoaderState()
-    assert state.decoder(loader, None, device) is None  # type: ignore[arg-type]
+    assert state.decoder(loader, device, None) is None
     loader.decode = "gpu"
     with pytest.raises(
         RuntimeError, match="decode='gpu' cannot be used: the kernels cannot be compiled: ImportError: no"
     ):
-        state.decoder(loader, None, device)  # type: ignore[arg-type]
+        state.decoder(loader, device, None)
     assert asked == [device]
     loader.decode = "cpu"
-    assert state.decoder(loader, None, device) is None  # type: ignore[arg-type]
+    assert state.decoder(loader, device, None) is None
 
 
 class HostDecoder:

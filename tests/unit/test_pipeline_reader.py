@@ -310,7 +310,6 @@ def test_a_patched_method_of_the_object_is_refused(root):
 @pytest.mark.parametrize(
     ("arguments", "reason"),
     [
-        ({"num_workers": 0}, "num_workers=0 and batch_size=1"),
         ({"num_workers": 1, "batch_size": None}, "batch_size=None"),
         ({"num_workers": 1, "in_order": False}, "in_order=False"),
         ({"num_workers": 1, "worker_init_fn": print, "randomness": "sample"}, "worker_init_fn print may draw"),

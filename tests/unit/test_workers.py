@@ -25,7 +25,7 @@ from torch.utils.data._utils import fetch as torch_fetch
 
 from fastload import FastLoader
 from fastload._batch import HostBatch, register
-from fastload.engines.workers import Collate, start_epoch
+from fastload.engines.workers import Collate, route_of, start_epoch
 from fastload.memory.sending import Sent
 from fastload.state.in_worker import WorkerProgress
 from fastload.stats.shared_counters import SharedCounters
@@ -108,7 +108,7 @@ def test_a_setup_is_picklable_and_runs_the_users_worker_init_fn_last(monkeypatch
     monkeypatch.setattr(worker.Worker, "install", lambda self: calls.append(("install", self._promptly)))
     monkeypatch.setattr(worker.sys, "setswitchinterval", lambda seconds: calls.append(("switch", seconds)))
     with FastLoader(Numbers(4), num_workers=1, worker_init_fn=configure) as loader:
-        setup = worker.setup_of(loader, SharedCounters(1, 2))
+        setup = worker.setup_of(loader, route_of(loader), SharedCounters(1, 2))
     copied = pickle.loads(ForkingPickler.dumps(dataclasses.replace(setup, parent=7)))
     assert (copied.worker_init_fn, copied.promptly, copied.native) == (configure, True, None)
     dataclasses.replace(copied, worker_init_fn=lambda number: calls.append(("user", number)))(0)

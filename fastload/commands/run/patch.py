@@ -15,6 +15,7 @@ from torch.utils.data.dataloader import _BaseDataLoaderIter
 
 from fastload.commands.run.stateful import OwnDeviceIterator, device_of, keeps_own_state
 from fastload.engines.loader_state import state_of
+from fastload.engines.workers import route_of
 from fastload.loader import FastLoader
 from fastload.nvtx.patching import holders
 from fastload.options import LoaderConfig, Options, has_own_iterator
@@ -163,7 +164,7 @@ def _followed(own: _Iterate) -> _Iterate:
         begun = state.begun
         counters = counters_for(loader, state.totals) if has_own_iterator(loader) else None
         if counters is not None and loader.num_workers:
-            loader.worker_init_fn = setup_of(loader, counters)
+            loader.worker_init_fn = setup_of(loader, route_of(loader), counters)
         first_call = loader.worker_init_fn
         try:
             iterator = own(loader)

@@ -1,4 +1,4 @@
-"""Report leaks of every test, skip GPU tests without one, and select slow tests."""
+"""Report leaks of every test, and select tests."""
 
 from __future__ import annotations
 
@@ -11,7 +11,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import effort
+import memory
 import pytest
+import references
 import torch
 from leaks import Holdings, survivors
 
@@ -29,32 +31,41 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
+gc.disable()  # until tests are collected: what that makes stays
+
+
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--all", action="store_true", help="run slow tests, too, and let Hypothesis try many examples")
 
 
 def pytest_configure(config: pytest.Config) -> None:
     effort.load_profile(everything=config.getoption("all"))
+    if config.getoption("numprocesses", None):  # this process only distributes the tests
+        gc.enable()
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Leave out slow tests unless ``--all``, a test's name or a marker selects them."""
-    named = any("::" in argument for argument in config.args)
-    if config.getoption("all") or config.getoption("markexpr") or named:
+    """Leave out slow tests unless ``--all``, a test's name or a marker selects them; GPU tests without one; lint."""
+    if any("::" in argument for argument in config.args):
         return
-    slow = [item for item in items if item.get_closest_marker("slow") is not None]
-    if slow:
-        config.hook.pytest_deselected(items=slow)
-        items[:] = [item for item in items if item.get_closest_marker("slow") is None]
+    left_out = set() if config.getoption("markexpr") else {"lint", *([] if config.getoption("all") else ["slow"])}
+    if not torch.cuda.is_available() and os.environ.get("FASTLOAD_REQUIRE_GPU") != "1":
+        left_out.add("gpu")
+    dropped = {item for item in items if any(item.get_closest_marker(name) is not None for name in left_out)}
+    config.hook.pytest_deselected(items=list(dropped))
+    items[:] = [item for item in items if item not in dropped]
 
 
 def pytest_collection_finish() -> None:
     """Freeze imported objects, so that later garbage collections and forked processes skip them."""
     gc.collect()
     gc.freeze()
+    gc.enable()
+    memory.into_huge_pages()
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:
+    references.begin(item)
     if item.get_closest_marker("gpu") is None or torch.cuda.is_available():
         return
     if os.environ.get("FASTLOAD_REQUIRE_GPU") == "1":
@@ -75,6 +86,8 @@ def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[None]) ->
     report = yield
     if report.when == "call":
         item.stash[_FAILED] = report.failed
+    if report.failed:
+        references.forget()
     return report
 
 

@@ -1,10 +1,11 @@
-"""Set Hypothesis's examples per test: few by default, all with ``pytest --all``."""
+"""Set how hard tests try: little by default, as hard as they can with ``pytest --all``."""
 
 from __future__ import annotations
 
 import hypothesis
 
 QUICK_SHARE = 0.1
+QUICK_STRIDE = 7
 AT_LEAST = 8
 
 
@@ -19,5 +20,14 @@ def load_profile(*, everything: bool) -> None:
 def examples(count: int, *, share: float | None = None) -> int:
     """Return ``count`` with ``--all``, else a tenth of it, but at least 8."""
     if share is None:
-        share = 1.0 if hypothesis.settings.get_current_profile_name() == "all" else QUICK_SHARE
+        share = 1.0 if _everything() else QUICK_SHARE
     return max(min(count, AT_LEAST), round(count * share))
+
+
+def stride() -> int:
+    """Return 1 with ``--all``, else 7: of the moments of an interrupt, how many to go on by."""
+    return 1 if _everything() else QUICK_STRIDE
+
+
+def _everything() -> bool:
+    return hypothesis.settings.get_current_profile_name() == "all"

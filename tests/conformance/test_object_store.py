@@ -9,8 +9,10 @@ import shutil
 import time
 from pathlib import Path
 
+import optional
 import pytest
 import torch
+from object_store import OPTIONS, store_of
 from photos import make_folder, train_v1
 from torch.utils.data import DataLoader
 from torchvision.datasets import ImageFolder
@@ -19,9 +21,7 @@ from fastload import FastLoader
 from fastload.pipeline.samples import KeptFile
 from fastload.sources import ObjectStoreImageFolder
 
-pytest.importorskip("obstore")
-pytest.importorskip("moto")
-from object_store import OPTIONS, store_of
+optional.needed("obstore", "moto")
 
 COUNT, BATCH = 36, 4
 

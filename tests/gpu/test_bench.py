@@ -5,11 +5,9 @@ from __future__ import annotations
 import time
 from pathlib import Path
 
+import optional
 import pytest
 import torch
-
-pytest.importorskip("skimage")
-pytest.importorskip("matplotlib")
 
 from fastload.bench._chart import draw
 from fastload.bench._rungs import Length
@@ -19,6 +17,8 @@ from fastload.bench.ladder import Ladder, climb
 from fastload.bench.photos import PhotoSet, write_photos
 from fastload.bench.step import StepSetup, compare_feeds, time_both_next
 from fastload.measurement.clock import CudaClock
+
+optional.needed("skimage", "matplotlib")
 
 pytestmark = pytest.mark.gpu
 

@@ -6,9 +6,8 @@ import argparse
 import subprocess
 import sys
 
+import optional
 import pytest
-
-pytest.importorskip("rich")
 
 from benchmarks import _peers, peers
 from benchmarks import all as every
@@ -17,6 +16,8 @@ from benchmarks._checkout import ROOT
 from benchmarks.arguments import add_peer_arguments, everything
 from benchmarks.questions import QUESTIONS
 from fastload.commands import cli
+
+optional.needed("rich")
 
 
 def arguments(*given: str) -> argparse.Namespace:

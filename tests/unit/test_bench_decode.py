@@ -8,10 +8,8 @@ import sys
 from pathlib import Path
 
 import numpy as np
+import optional
 import pytest
-
-pytest.importorskip("skimage")
-pytest.importorskip("rich")
 
 from fastload import _core
 from fastload.bench import _decoders, decode, photos
@@ -19,6 +17,8 @@ from fastload.bench._decoders import Crops, one_core
 from fastload.bench.photos import PhotoSet, write_photos
 from fastload.commands import cli
 from fastload.measurement.record import Spread
+
+optional.needed("skimage", "rich")
 
 
 @pytest.fixture(scope="module")

@@ -5,15 +5,15 @@ from __future__ import annotations
 import json
 import os
 
+import optional
 import pytest
-
-pytest.importorskip("skimage")
-pytest.importorskip("rich")
 
 from benchmarks import onecore
 from benchmarks.__main__ import main as run_benchmark
 from fastload.bench.photos import PhotoSet, write_photos
 from fastload.bench.recipes import LAZY, NATIVE
+
+optional.needed("skimage", "rich")
 
 
 @pytest.fixture(scope="module")

@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import json
 
+import optional
 import pytest
 import torch
-
-pytest.importorskip("skimage")
 
 from benchmarks import _source_rows
 from benchmarks.__main__ import main as run_benchmark
 from benchmarks.readme_tables import sources as table
 from benchmarks.sources import different, epoch, measure
+
+optional.needed("skimage")
 
 
 def batches(seed, count=3):

@@ -6,12 +6,9 @@ import argparse
 import json
 from pathlib import Path
 
+import optional
 import pytest
 import torch
-
-pytest.importorskip("skimage")
-pytest.importorskip("rich")
-
 from torch.utils.data import DataLoader
 
 from fastload import FastLoader
@@ -20,6 +17,8 @@ from fastload.bench._recipe_steps import Masks, RepeatedSampler, Segmentation, V
 from fastload.bench._recipes import RECIPES, Source, TrainingRecipe
 from fastload.bench.photos import PhotoSet, write_photos
 from fastload.commands import cli
+
+optional.needed("skimage", "rich")
 
 
 @pytest.fixture(scope="module")

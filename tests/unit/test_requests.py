@@ -14,12 +14,13 @@ import threading
 import time
 from types import SimpleNamespace
 
+import optional
 import pytest
 
 from fastload.sources import ObjectStoreImageFolder, object_store, requests
 from fastload.sources.fetcher import Setup, _store_of, _write_all
 
-pytest.importorskip("obstore")
+optional.needed("obstore")
 
 
 def stored_in(tmp_path):

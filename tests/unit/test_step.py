@@ -1,20 +1,16 @@
 from __future__ import annotations
 
 import argparse
-import io
 import json
 import weakref
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import optional
 import pytest
 import torch
-from matplotlib.figure import Figure
 from torch.utils.data import DataLoader, Dataset
-
-pytest.importorskip("skimage")
-pytest.importorskip("rich")
 
 from fastload import FastLoader
 from fastload.bench import demo, step
@@ -24,6 +20,8 @@ from fastload.bench.step import StepSetup, compare_feeds, instant_batches, time_
 from fastload.commands import cli
 from fastload.measurement.clock import HostClock
 from fastload.measurement.record import Spread
+
+optional.needed("skimage", "rich")
 
 CPU = torch.device("cpu")
 TINY = StepSetup(batch_size=2, steps=3, repeats=2, calls=4, side_px=8)
@@ -250,16 +248,12 @@ def test_a_run_that_is_cut_off_keeps_its_answers(tmp_path: Path, monkeypatch: py
     assert not torch.backends.cudnn.benchmark
 
 
-@pytest.fixture(scope="module")
-def fonts() -> None:
-    """Matplotlib keeps the files of the fonts that it has used open."""
-    figure = Figure()
-    figure.suptitle("text")
-    figure.savefig(io.BytesIO())
-
-
+@pytest.mark.usefixtures("fonts_are_open")
 def test_demo_compares_and_times(
-    fonts: None, photos: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    photos: Path,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.chdir(tmp_path)
     parser = argparse.ArgumentParser()

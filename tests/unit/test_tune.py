@@ -8,7 +8,6 @@ from dataclasses import replace
 
 import pytest
 import torch
-from rich.console import Console
 from torch.utils.data import DataLoader, Dataset
 
 from fastload import FastLoader
@@ -238,6 +237,8 @@ def test_ctrl_c_shows_what_was_tried_until_then(factories, capsys, monkeypatch):
 
 
 def test_the_table_fits_80_columns(monkeypatch, capsys):
+    from rich.console import Console
+
     console = Console(width=80)
     monkeypatch.setattr("fastload.measurement.console.console", lambda: console)
     tried = Tried(

@@ -63,10 +63,12 @@ def begin(item: pytest.Item) -> None:
     _test = _Test(item.nodeid, item.path, str(factory.getbasetemp()), not drawn)
 
 
-def forget() -> None:
-    """Delete what the test was given."""
-    for path in _test.given if _test is not None else ():
+def forget() -> bool:
+    """Delete what the test was given; return whether there was anything."""
+    given = _test.given if _test is not None else set()
+    for path in given:
         path.unlink(missing_ok=True)
+    return bool(given)
 
 
 def kept(make: Callable[[], T], *, name: str | None = None) -> T:
@@ -82,7 +84,6 @@ def kept(make: Callable[[], T], *, name: str | None = None) -> T:
     place = (name or test.name, *_lines(sys._getframe(1)))
     test.calls[place] += 1
     path = KEPT / test.file.stem / hashlib.sha256(repr((place, test.calls[place])).encode()).hexdigest()[:24]
-    test.given.add(path)
     key = _key(test.file)
     if path in _made or not _fresh:
         if path in _made and _made[path] is not None:
@@ -90,6 +91,7 @@ def kept(make: Callable[[], T], *, name: str | None = None) -> T:
         with contextlib.suppress(OSError):
             kept_key, data = path.read_bytes().split(b"\n", 1)
             if kept_key.decode() == key:
+                test.given.add(path)
                 return _unpickled(zlib.decompress(data), test.folder)
     value, by_us = _watched(make)
     try:

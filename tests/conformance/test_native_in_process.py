@@ -65,7 +65,7 @@ def native_batches(monkeypatch):
 
 def states(loader):
     numpy = np.random.get_state()
-    others = torch.tensor([hash(random.getstate()) % 2**31, zlib.crc32(numpy[1].tobytes()), numpy[2]])
+    others = torch.tensor([zlib.crc32(repr(random.getstate()).encode()), zlib.crc32(numpy[1].tobytes()), numpy[2]])
     return [torch.get_rng_state(), others, *([loader.generator.get_state()] if loader.generator is not None else [])]
 
 

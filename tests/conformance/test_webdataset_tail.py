@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import io
 import random
 import tarfile
@@ -94,7 +95,8 @@ PIPELINES = {
 @pytest.mark.parametrize("slots", [True, False])
 def test_batches_are_torchs_and_the_plan_says_what_crosses(shards, monkeypatch, leaves, name, slots):
     make, taken = PIPELINES[name]
-    theirs = kept(lambda: epochs_of(lambda: DataLoader(make(shards), batch_size=None, num_workers=2)))
+    reference = functools.partial(epochs_of, lambda: DataLoader(make(shards), batch_size=None, num_workers=2))
+    theirs = reference() if name == "dicts" else kept(reference)  # the order of keys is another in each process
     own = simulated.install_native(monkeypatch)
     if slots:
         del own["max_pinned_bytes"]

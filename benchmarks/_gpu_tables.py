@@ -7,6 +7,8 @@ from __future__ import annotations
 
 from typing import Any
 
+from fastload.measurement.record import extent, with_farthest
+
 _KINDS = ("colour", "grey", "progressive", "CMYK")
 
 
@@ -77,8 +79,7 @@ def _kernels(part: dict[str, Any]) -> str:
 
 
 def _ms(spread: dict[str, float]) -> str:
-    farthest = max(spread["max"] - spread["median"], spread["median"] - spread["min"])
-    return f"{spread['median']:.3f} ± {farthest:.3f} ms"
+    return with_farthest(spread, ".3f", " ms")
 
 
 def _short(name: str) -> str:
@@ -93,7 +94,7 @@ def _step(part: dict[str, Any]) -> str:
     return (
         f"A {model} step takes {ms['resident']['median']:.2f} ms with its data on the GPU already, "
         f"{ms['fed']['median']:.2f} ms while the GPU also decodes the next batch: {over['median']:.4f} times as long "
-        f"({over['min']:.4f} to {over['max']:.4f})."
+        f"({extent(over, '.4f')})."
     )
 
 

@@ -11,6 +11,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
 
+from fastload.measurement.record import has_one_repeat
+
 NATIVE, WORKERS = "fastload", "fastload-workers"
 OURS = (NATIVE, WORKERS, "fastload-cpu", "fastload-gpu")
 NO_PEER = (*OURS, "ceiling")
@@ -70,7 +72,7 @@ def column(
 ) -> Column:
     """The column of one point of a record."""
     figures = {name: result[figure] for name, result in point["contenders"].items() if result.get(figure) is not None}
-    spreads = {name: value for name, value in figures.items() if isinstance(value, dict)}
+    spreads = {name: value for name, value in figures.items() if isinstance(value, dict) and not has_one_repeat(value)}
     return Column(
         title=title,
         values={name: float(value["median"] if isinstance(value, dict) else value) for name, value in figures.items()},

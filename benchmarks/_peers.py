@@ -20,7 +20,7 @@ from benchmarks._setup import setup_of
 from benchmarks.contenders._remote import ContenderError, Remote, Team
 from fastload.bench._data import image_pool, open_images
 from fastload.measurement.console import console, refuse
-from fastload.measurement.record import Spread, environment, write_json
+from fastload.measurement.record import Spread, environment, extent, write_json
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
@@ -278,7 +278,7 @@ def describe_rates(result: Mapping[str, Any]) -> str:
     """A contender's figures in words."""
     rate = result["images_per_s"]
     return (
-        f"{rate['median']:,.0f} images/s ({rate['min']:,.0f} to {rate['max']:,.0f}), "
+        f"{rate['median']:,.0f} images/s ({extent(rate, ',.0f')}), "
         f"{result['processor_ms_per_image']['median']:.2f} ms of processor per image, "
         f"main thread {result['main_thread_us_per_batch']['median']:,.0f} µs per batch"
     )

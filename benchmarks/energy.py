@@ -14,6 +14,7 @@ import torch
 
 from benchmarks._peers import attempt, rate_figures, spread_of, take_turns, warm_up
 from fastload.measurement.console import console
+from fastload.measurement.record import extent
 from fastload.stats.gpu_utilization import nvml_and_handle
 
 if TYPE_CHECKING:
@@ -100,6 +101,6 @@ def describe(result: Mapping[str, Any]) -> str:
     """A contender's figures in words."""
     each, rate = result["joules_per_million"], result["images_per_s"]
     return (
-        f"{each['median']:,.0f} J per million images ({each['min']:,.0f} to {each['max']:,.0f}), "
+        f"{each['median']:,.0f} J per million images ({extent(each, ',.0f')}), "
         f"{result['watts']['median']:.0f} W at {rate['median']:,.0f} images/s, {result['idle_watts']:.0f} W idle"
     )

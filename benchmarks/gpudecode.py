@@ -33,7 +33,7 @@ from fastload.bench.arguments import TINY
 from fastload.device import decode
 from fastload.measurement.clock import CudaClock
 from fastload.measurement.console import console, refuse
-from fastload.measurement.record import Spread, environment, ratio, write_json
+from fastload.measurement.record import Spread, environment, extent, ratio, write_json
 from fastload.measurement.throughput import NATIVE_AHEAD
 
 if TYPE_CHECKING:
@@ -234,7 +234,7 @@ def describe(part: str, result: Mapping[str, Any]) -> str:
         over, ms = result["fed_over_resident"], result["ms_per_step"]
         return (
             f"step of {result['model']}: {ms['resident']['median']:.2f} ms, beside GPU decoding "
-            f"{ms['fed']['median']:.2f} ms: {over['median']:.4f} ({over['min']:.4f} to {over['max']:.4f}); "
+            f"{ms['fed']['median']:.2f} ms: {over['median']:.4f} ({extent(over, '.4f')}); "
             f"{result['decoded_on_gpu']:.1%} of the images decoded on the GPU"
         )
     return (

@@ -34,7 +34,7 @@ from fastload._machine import usable_cpus
 from fastload.bench._steps import check_model
 from fastload.bench.arguments import TINY
 from fastload.measurement.console import console, refuse
-from fastload.measurement.record import Spread, environment, ratio, write_json
+from fastload.measurement.record import Spread, environment, extent, ratio, write_json
 
 if TYPE_CHECKING:
     import argparse
@@ -190,7 +190,7 @@ def _show(points: Sequence[Mapping[str, Any]]) -> None:
         rate = result["images_per_s"]
         console().print(
             f"{point['processes']} processes of {point['threads']} threads, {CONTENDERS[name].title}: "
-            f"{rate['median']:,.0f} images/s ({rate['min']:,.0f} to {rate['max']:,.0f}), "
+            f"{rate['median']:,.0f} images/s ({extent(rate, ',.0f')}), "
             f"{result['share_of_ceiling']['median']:.1%} of the ceiling, scaling {result['scaling_efficiency']:.1%}"
         )
 

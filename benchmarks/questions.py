@@ -21,6 +21,7 @@ from benchmarks._peers import Question, describe_rates, rates, run, spread_of, t
 from benchmarks.arguments import THREADS
 from fastload._machine import usable_cpus
 from fastload.measurement.console import console
+from fastload.measurement.record import extent
 
 if TYPE_CHECKING:
     import argparse
@@ -99,14 +100,14 @@ def first_batch(gathering: Gathering, setup: Setup, threads: int) -> dict[str, A
 def describe_first_batch(result: Mapping[str, Any]) -> str:
     """A contender's figures in words."""
     first = result["first_batch_s"]
-    return f"first batch after {first['median']:.3f} s ({first['min']:.3f} to {first['max']:.3f})"
+    return f"first batch after {first['median']:.3f} s ({extent(first, '.3f')})"
 
 
 def describe_processor(result: Mapping[str, Any]) -> str:
     """A contender's figures in words."""
     per_image, main_thread = result["processor_ms_per_image"], result["main_thread_us_per_batch"]
     return (
-        f"{per_image['median']:.3f} ms of processor per image ({per_image['min']:.3f} to {per_image['max']:.3f}), "
+        f"{per_image['median']:.3f} ms of processor per image ({extent(per_image, '.3f')}), "
         f"{main_thread['median']:,.0f} µs of the main thread per batch"
     )
 

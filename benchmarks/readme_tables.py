@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any, Final
 from benchmarks import _gpu_tables, _peer_charts, _peer_topics, _source_tables
 from benchmarks._checkout import ROOT
 from fastload.bench.recipes import AROUND, LAZY, NATIVE
+from fastload.measurement.record import with_farthest
 
 if TYPE_CHECKING:
     import argparse
@@ -170,9 +171,8 @@ def onecore(record: dict[str, Any]) -> str:
             rows.append([row["recipe"], row["what"], row.get("skipped", "different batches"), *["–"] * 3])
             continue
         rates = [f"{_median(speed[name]):,.0f}" for name in ("torch", "fastload")]
-        spread = max(gain["max"] - gain["median"], gain["median"] - gain["min"])
         place = row["where"].removeprefix("workers, ")
-        rows.append([row["recipe"], row["what"], place, *rates, f"{gain['median']:.1f} ± {spread:.1f}×"])
+        rows.append([row["recipe"], row["what"], place, *rates, with_farthest(gain, ".1f", "×")])
     header = ["recipe", "transforms", "runs on", "torch, images/s", "fastload, images/s", "speed-up"]
     return _table(header, rows, texts=3)
 
@@ -186,12 +186,9 @@ def sources(record: dict[str, Any]) -> str:
             continue
         beside = row["beside"]
         for name, gain in row["speedup"].items():
-            spread = max(gain["max"] - gain["median"], gain["median"] - gain["min"])
             rates = [f"{_median(speeds[one]):,.0f}" for one in (beside, name)]
             same = "yes" if name in row["compared"] else "–"
-            rows.append(
-                [row["what"], f"{name}, beside {beside}", same, *rates, f"{gain['median']:.1f} ± {spread:.1f}×"]
-            )
+            rows.append([row["what"], f"{name}, beside {beside}", same, *rates, with_farthest(gain, ".1f", "×")])
     header = ["source", "loaders", "same bits", "beside, images/s", "images/s", "speed-up"]
     return _table(header, rows, texts=3)
 
@@ -214,9 +211,8 @@ def programs(record: dict[str, Any]) -> str:
     for row in record["rows"]:
         rates = [f"{_median(row['images_per_s'][name]):,.0f}" for name in ("torch", "fastload")]
         gain = row["speedup"]
-        spread = max(gain["max"] - gain["median"], gain["median"] - gain["min"])
         texts = [row["repository"], row["program"], str(row["workers"]), row["where"].removeprefix("workers, ")]
-        rows.append([*texts, _percent(row["decode_share"]), *rates, f"{gain['median']:.2f} ± {spread:.2f}×"])
+        rows.append([*texts, _percent(row["decode_share"]), *rates, with_farthest(gain, ".2f", "×")])
     header = ["repository", "program", "workers", "runs on", "decoding", "torch, images/s", "fastload, images/s"]
     return f"{text}\n\n{_table([*header, 'speed-up'], rows, texts=4)}"
 

@@ -25,7 +25,7 @@ from fastload import FastLoader
 from fastload.autoscale.policy import AutoWorkers, cores_for_loading
 from fastload.measurement.clock import clock_for
 from fastload.measurement.console import console, refuse
-from fastload.measurement.record import Spread, environment, interleave, ratio, write_json
+from fastload.measurement.record import Spread, environment, extent, interleave, ratio, write_json
 from fastload.measurement.throughput import NATIVE_AHEAD, endless, in_flight, loop_rate
 from fastload.measurement.tuner import NOISE
 
@@ -328,7 +328,7 @@ def describe(name: str, result: Mapping[str, Any]) -> str:
     """One workload's figures in words."""
     share, many = result["share_of_fastest"], result["workers_of_best"]
     return (
-        f"{name}: auto reaches {share['median']:.1%} ({share['min']:.1%} to {share['max']:.1%}) of the rate with "
+        f"{name}: auto reaches {share['median']:.1%} ({extent(share, '.1%')}) of the rate with "
         f"{result['fastest']} workers, with {many['median']:.2f} times the {result['best']} that are enough"
         + ("" if result["met"] else f"; wanted: {SHARE_MIN:.0%}, {WORKERS_MAX:g} times")
     )

@@ -11,7 +11,6 @@ import itertools
 import math
 import os
 import random
-from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
@@ -21,7 +20,6 @@ from torch.utils import data
 
 from fastload._display import card, paragraphs
 from fastload.autoscale.policy import AutoWorkers
-from fastload.device.replay import twin_of
 from fastload.engines.sample_seeding import SeededByIndex, seeded
 from fastload.engines.workers import makes_lazy_images, start_epoch
 from fastload.loader import FastLoader
@@ -29,11 +27,11 @@ from fastload.options import LEVELS_OFF, has_own_iterator, length_of, resolve_de
 from fastload.pipeline.datasets import sample_name
 from fastload.pipeline.eligibility import read_loader
 from fastload.stats.progress import terminal_bar
+from fastload.torch_workers.twin import independent_twin
 from fastload.torch_workers.view import refresh, view_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
-    from contextlib import AbstractContextManager
 
     from torch.utils.data import DataLoader
 
@@ -129,17 +127,20 @@ def verify(
 
     Blocks until both are done, with a progress bar on a terminal if tqdm is installed. Where FastLoader is torch's own
     loader (no accelerator, and a pipeline that is not supported), nothing is compared, and the result says so. Seeds
-    only torch's random state. A FastLoader with a ``dtype`` differs from torch by that. Restores torch's default
-    generator and the loader's.
+    only torch's random state. A FastLoader with a ``dtype`` differs from torch by that.
+
+    Both begin an epoch of their own, with copies of the loader's samplers, generators and, if it is read in this
+    process, dataset (tensors and arrays of more than 1 GiB are shared). So the loader stays as it is: its epoch,
+    workers, statistics and generators, and the global generators of torch, ``random`` and NumPy.
 
     Args:
-        loader: A loader (a FastLoader keeps its own arguments), or a function that makes one. A sampler with state
-            other than torch's generators needs the function.
+        loader: A loader (a FastLoader keeps its own arguments), or a function that makes one, which it must do anew
+            where the sampler or dataset cannot be copied.
         batches: Maximum number of batches to compare, 20 by default; ``None`` for a whole epoch.
         seed: Seed of torch's default generator, for both loaders.
 
     Raises:
-        TypeError: ``loader`` is neither, or the function does not return a DataLoader.
+        TypeError: ``loader`` is neither, or cannot be copied, or the function does not return a DataLoader.
         ValueError: ``batches`` is less than 1.
         VerificationInterrupted: Ctrl-C; its ``result`` is what was compared so far.
     """
@@ -147,9 +148,9 @@ def verify(
         raise ValueError(f"batches must be >= 1 or None for all, got {batches}")
     kept = torch.get_rng_state(), *_other_states()
     try:
-        torchs = _as_torch(_make_loader(loader, seed))
-        theirs, made = _batches(torchs, seed, batches, kept[1:]), _make_loader(loader, seed)
-        with _as_ours(made) as fast:
+        torchs = _as_torch(_make_twin(loader, seed))
+        theirs, made = _batches(torchs, seed, batches, kept[1:]), _make_twin(loader, seed)
+        with made if isinstance(made, FastLoader) else FastLoader.wrap(made) as fast:
             if (plan := fast.plan).engine == "torch" and not makes_lazy_images(fast):
                 return Verification(0, plan.engine, None, notes=plan.notes, is_torchs=True)
             ours = _batches(fast, seed, batches, kept[1:])
@@ -169,13 +170,6 @@ def _set_states(of_torch: torch.Tensor, of_python: Any, of_numpy: Any) -> None:
     torch.set_rng_state(of_torch)
     random.setstate(of_python)
     np.random.set_state(of_numpy)
-
-
-def _as_ours(loader: DataLoader[Any]) -> AbstractContextManager[FastLoader[Any]]:
-    if not isinstance(loader, FastLoader):
-        return FastLoader.wrap(loader)
-    # With randomness by sample, a twin: this iteration must not count as an epoch of the user's loader.
-    return twin_of(loader) if loader.randomness == "sample" else nullcontext(loader)
 
 
 def _as_torch(loader: DataLoader[Any]) -> DataLoader[Any]:
@@ -206,25 +200,28 @@ class _RecordingSampler:
             yield indices
 
 
-def _make_loader(loader: Any, seed: int) -> DataLoader[Any]:
+def _make_twin(loader: Any, seed: int) -> DataLoader[Any]:
     torch.set_rng_state(torch.Generator().manual_seed(seed).get_state())  # torchdata's samplers draw when constructed
     is_loader = isinstance(loader, data.DataLoader)  # by this name, as fastload run replaces what a module holds
     made = loader if is_loader or not callable(loader) else loader()
     if not isinstance(made, data.DataLoader):
         raise TypeError(f"verify takes a DataLoader or a function that returns one, got {type(made).__name__}")
-    return made
+    try:
+        return independent_twin(made, persistent_workers=False)
+    except TypeError as error:
+        if not is_loader:
+            return made
+        raise TypeError(
+            f"verify(loader) leaves the loader as it is, and so copies it, but {error}; use verify(function), with a "
+            "function that makes the loader and what cannot be copied"
+        ) from error
 
 
 def _batches(loader: DataLoader[Any], seed: int, count: int | None, others: tuple[Any, Any]) -> Iterator[Any]:
     """Yield batches, then the error if there is one, with separate random states per loader."""
-    generators = [g for g in (loader.generator, getattr(loader.sampler, "generator", None)) if g is not None]
-    own = [g.get_state() for g in generators]
     state, iterator, number = torch.Generator().manual_seed(seed).get_state(), None, 0
-    drawn = own
     while count is None or number < count:
         _set_states(state, *others)
-        for generator, saved in zip(generators, drawn, strict=True):
-            generator.set_state(saved)
         try:
             if iterator is None:
                 iterator = start_epoch(loader)
@@ -233,9 +230,7 @@ def _batches(loader: DataLoader[Any], seed: int, count: int | None, others: tupl
             break
         except Exception as error:  # noqa: BLE001 - an error is a result, to be compared
             batch = error
-        state, others, drawn = torch.get_rng_state(), _other_states(), [g.get_state() for g in generators]
-        for generator, saved in zip(generators, own, strict=True):
-            generator.set_state(saved)
+        state, others = torch.get_rng_state(), _other_states()
         number += 1
         yield batch
         if iterator is None:

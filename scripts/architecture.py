@@ -39,6 +39,8 @@ LAYERS = [
         "_core",
         "_display",
         "_factory",
+        "_files",
+        "_install",
         "_lazy",
         "_machine",
         "_version",

@@ -14,7 +14,7 @@ other_pillow() { # version
   "$python" -m pip install -q --no-deps --target "$scratch/pillow-$1" "pillow==$1"
   PYTHONPATH=$scratch/pillow-$1 "$python" -m pytest -q --all -k "not sanitizers" \
     tests/unit/test_resample.py tests/unit/test_calibration.py tests/property/test_any_resize.py tests/property/test_jpeg_bits.py \
-    tests/unit/test_codecs.py tests/property/test_codec_bits.py
+    tests/unit/test_codecs.py tests/property/test_codec_bits.py tests/unit/test_lazy_images.py tests/unit/test_orientation.py
 }
 
 part make matrix

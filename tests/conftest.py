@@ -18,7 +18,7 @@ import torch
 from leaks import Holdings, survivors
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
 
     from nvtx_injection import Trace
 
@@ -71,6 +71,14 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
     if os.environ.get("FASTLOAD_REQUIRE_GPU") == "1":
         pytest.fail("this test needs a CUDA device, and FASTLOAD_REQUIRE_GPU=1 says that there is one", pytrace=False)
     pytest.skip("needs a CUDA device")
+
+
+@pytest.fixture(autouse=True, scope="session")
+def a_key_of_their_own(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """The user's key is neither used nor made."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("XDG_STATE_HOME", str(tmp_path_factory.mktemp("state")))
+        yield
 
 
 @pytest.fixture

@@ -68,6 +68,13 @@ void bind_jpeg(nb::module_& m) {
   m.def("set_trusted_formats", &set_trusted_formats, "mask"_a);
   m.def("codec_versions", &codec_versions);
   m.def("libjpeg_version", &libjpeg_version);
+  m.def("linked_libraries", [] {
+    nb::list found;
+    for (const LinkedLibrary& one : linked_libraries()) {
+      found.append(nb::make_tuple(one.name, one.version, one.built_with, one.loaded));
+    }
+    return found;
+  });
   m.def("uses_own_decoder", &uses_own_decoder);
   m.def("set_own_decoder", &set_own_decoder, "enabled"_a);
   m.def("decode_counts", [] {
@@ -87,6 +94,8 @@ NB_MODULE(_core, m) {
   fastload::bind_decode(m);
   fastload::bind_batch(m);
   fastload::bind_lists(m);
+  fastload::bind_tagged(m);
+  fastload::bind_stamp(m);
   fastload::bind_color(m);
   fastload::bind_transform(m);
   fastload::bind_python_random(m);

@@ -13,6 +13,7 @@
 #include <nanobind/ndarray.h>
 
 #include "image/look_up.h"
+#include "jpeg/keyed_hash.h"
 #include "resample/resample.h"
 #include "rng/draw_plan.h"
 
@@ -26,6 +27,8 @@ void bind_batch(nanobind::module_& m);
 void bind_index(nanobind::module_& m);
 void bind_lists(nanobind::module_& m);
 void bind_staging(nanobind::module_& m);
+void bind_tagged(nanobind::module_& m);
+void bind_stamp(nanobind::module_& m);
 void bind_color(nanobind::module_& m);
 void bind_transform(nanobind::module_& m);
 void bind_python_random(nanobind::module_& m);
@@ -60,6 +63,7 @@ class BytesView {
 
 Filter filter_from(const std::string& name);
 PassRule pass_rule_from(const std::string& name);
+HashKey key_from(const nanobind::bytes& key);  // throws a ValueError
 nanobind::bytes state_of(const Generator& generator);
 // A draw's question for torch, and the answer; both are lists of numbers. Throws a ValueError if these are too few.
 const char* name_of(Question::Kind kind);

@@ -15,11 +15,6 @@ using namespace nb::literals;
 namespace fastload {
 namespace {
 
-IndexSecrets secrets_from(const nb::bytes& key) {
-  if (key.size() != IndexSecrets::kBytes) throw nb::value_error("a key must have 48 bytes");
-  return IndexSecrets::of(static_cast<const std::uint8_t*>(key.data()));
-}
-
 std::string as_bytes(std::uint64_t tag) {
   std::string text;
   for (int i = 0; i < 8; ++i) text.push_back(static_cast<char>(tag >> 8 * i & 255));
@@ -28,7 +23,7 @@ std::string as_bytes(std::uint64_t tag) {
 
 std::shared_ptr<IndexFile> open_file(const nb::bytes& path, const nb::bytes& key) {
   std::string error;
-  auto file = IndexFile::open(path.c_str(), secrets_from(key), error);
+  auto file = IndexFile::open(path.c_str(), key_from(key), error);
   if (file == nullptr) throw nb::value_error(error.c_str());
   return file;
 }
@@ -39,7 +34,7 @@ std::shared_ptr<JpegIndex> make_index(std::size_t max_bytes, bool whole, const s
 }
 
 nb::tuple index_points(const nb::bytes& path, const nb::bytes& key) {
-  const IndexSecrets secrets = secrets_from(key);
+  const HashKey secrets = key_from(key);
   Status status;
   FileKey file;
   std::string list;
@@ -75,7 +70,7 @@ void bind_index(nb::module_& m) {
       "index_tag",
       [](const nb::bytes& data, const nb::bytes& key) {
         const std::string tag =
-            as_bytes(secrets_from(key).tag_of(static_cast<const std::uint8_t*>(data.data()), data.size()));
+            as_bytes(key_from(key).tag_of(static_cast<const std::uint8_t*>(data.data()), data.size()));
         return nb::bytes(tag.data(), tag.size());
       },
       "data"_a, "key"_a);

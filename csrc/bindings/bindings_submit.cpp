@@ -155,6 +155,9 @@ Input input_from(nb::handle object, std::vector<BytesView>& views, bool arrays) 
     return input;
   }
   if (PyUnicode_Check(object.ptr())) {
+    if (!PyUnicode_CheckExact(object.ptr()) && nb::hasattr(object, "tagged_with")) {
+      input.key = key_from(nb::cast<nb::bytes>(object.attr("tagged_with")));
+    }
     Py_ssize_t size = 0;
     const char* text = PyUnicode_AsUTF8AndSize(object.ptr(), &size);  // cached in the str, so encoded only once
     if (text != nullptr && std::strlen(text) == static_cast<std::size_t>(size)) {

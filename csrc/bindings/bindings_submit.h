@@ -10,7 +10,8 @@
 
 namespace fastload {
 
-// A bytes-like object is the file's contents or, with `arrays`, pixels if it has their shape; anything else is a path.
+// A bytes-like object is the file's contents or, with `arrays`, pixels if it has their shape; anything else is a path;
+// a str with an attribute `tagged_with` is that of a file which must have been tagged with this key.
 Input input_from(nanobind::handle object, std::vector<BytesView>& views, bool arrays = false);
 void require_layout(const Images& out, std::size_t count);  // throws a ValueError
 SampleOptions options_from(const Images& out, const std::string& filter, const std::string& pass_rule,

@@ -13,10 +13,8 @@ void set_trusted_formats(std::uint32_t mask) { trusted.store(mask, std::memory_o
 std::uint32_t trusted_formats() { return trusted.load(std::memory_order_relaxed); }
 
 std::string codec_versions() {
-  const std::string png = deflate_version(), webp = webp_version();
-  std::string versions = png.empty() ? "" : "PNG with libdeflate " + png;
-  if (!webp.empty()) versions += (versions.empty() ? "" : ", ") + ("WebP with libwebp " + webp);
-  return versions;
+  const std::string webp = webp_version();
+  return webp.empty() ? "PNG" : "PNG, WebP with libwebp " + webp;
 }
 
 Status scan_other_header(ByteSource& source, JpegHeader& header) {

@@ -68,7 +68,7 @@ Status ByteSource::fail(int error_number) {
   return failure_ = Status::unreadable;
 }
 
-Status ByteSource::open(const char* path) {
+Status ByteSource::open(const char* path, const HashKey* key) {
   // O_NONBLOCK: opening a named pipe must not wait for its writer. No effect on regular files.
   do {
     descriptor_ = ::open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK);
@@ -78,13 +78,17 @@ Status ByteSource::open(const char* path) {
     close();
     return status;
   }
-  if (size_ > kWholeFileBytes) {
+  if (key == nullptr && size_ > kWholeFileBytes) {
     buffer_.resize(kChunkBytes);
     buffer_.truncate(0);
     return Status::ok;
   }
-  buffer_.resize(size_);
-  fill(0, size_);
+  if (key == nullptr) {
+    buffer_.resize(size_);
+    fill(0, size_);
+  } else if (!read_tagged(*key) && failure_ == Status::ok) {
+    fail(EBADMSG);
+  }
   close();
   static const std::uint8_t nothing = 0;
   if (failure_ == Status::ok) data_ = size_ > 0 ? buffer_.data() : &nothing;
@@ -109,16 +113,23 @@ Status ByteSource::examine() {
   return Status::ok;
 }
 
-// Reads `wanted` bytes from `offset` on into the buffer, which must be large enough.
-void ByteSource::fill(std::size_t offset, std::size_t wanted) {
-  chunk_at_ = offset;
+// Reads the data of a file that was tagged with the key; false if it was not. Nothing is allocated for others.
+bool ByteSource::read_tagged(const HashKey& key) {
+  Tags tags;
+  const std::size_t data = size_ - std::min(size_, kTagsBytes);
+  if (read(data, tags.data(), kTagsBytes) != kTagsBytes || !is_tagged(key, tags, data)) return false;
+  buffer_.resize(data);
+  fill(0, data);
+  size_ = buffer_.size();
+  return failure_ == Status::ok && tags == tags_of(key, buffer_.data(), size_);
+}
+
+// The bytes that could be read from `offset` on, up to `wanted`.
+std::size_t ByteSource::read(std::size_t offset, std::uint8_t* to, std::size_t wanted) {
   std::size_t got = 0;
   while (got < wanted) {
-    const ssize_t count = ::pread(descriptor_, buffer_.data() + got, wanted - got, static_cast<off_t>(offset + got));
-    if (count == 0) {  // the file has shrunk
-      size_ = offset + got;
-      break;
-    }
+    const ssize_t count = ::pread(descriptor_, to + got, wanted - got, static_cast<off_t>(offset + got));
+    if (count == 0) break;  // the file has shrunk
     if (count > 0) {
       got += static_cast<std::size_t>(count);
     } else if (errno != EINTR) {
@@ -126,7 +137,15 @@ void ByteSource::fill(std::size_t offset, std::size_t wanted) {
       break;
     }
   }
+  return got;
+}
+
+// Reads `wanted` bytes from `offset` on into the buffer, which must be large enough.
+void ByteSource::fill(std::size_t offset, std::size_t wanted) {
+  const std::size_t got = read(offset, buffer_.data(), wanted);
+  chunk_at_ = offset;
   buffer_.truncate(got);
+  if (got < wanted && failure_ == Status::ok) size_ = offset + got;
 }
 
 Span ByteSource::at(std::size_t offset, std::size_t count) {

@@ -11,6 +11,7 @@
 #include <sys/types.h>
 #include <time.h>
 
+#include "jpeg/keyed_hash.h"
 #include "jpeg/status.h"
 
 namespace fastload {
@@ -79,8 +80,9 @@ class ByteSource {
 
   // Opens the regular file `path`. Returns `unreadable` (see error_number()) or `unsupported` (a pipe or a device). A
   // closed source may be opened again; `corrupt` then means that the file was replaced or written to. A file that
-  // shrinks while it is read ends at the bytes that could be read. Throws std::bad_alloc.
-  Status open(const char* path);
+  // shrinks while it is read ends at the bytes that could be read. With `key`, the file must have been tagged with it,
+  // and is always read whole: `unreadable` (EBADMSG) if it was not. Throws std::bad_alloc.
+  Status open(const char* path, const HashKey* key = nullptr);
   // Whether at() can give bytes without open().
   bool is_open() const { return data_ != nullptr || descriptor_ >= 0; }
   // Memory that holds a whole file; 0 if the bytes are borrowed or read in chunks.
@@ -107,7 +109,9 @@ class ByteSource {
 
   void close();
   Status examine();
+  std::size_t read(std::size_t offset, std::uint8_t* to, std::size_t wanted);
   void fill(std::size_t offset, std::size_t wanted);
+  bool read_tagged(const HashKey& key);
   Status fail(int error_number);
 
   const std::uint8_t* data_ = nullptr;  // all bytes; null if they are read in chunks

@@ -5,7 +5,6 @@
 #include <cstring>
 #include <limits>
 #include <new>
-#include <random>
 
 #include <fcntl.h>
 #include <sys/stat.h>
@@ -21,12 +20,6 @@ constexpr std::uint8_t kMagic[8] = {'F', 'L', 'I', 'N', 'D', 'E', 'X', 2};
 constexpr std::size_t kTagBytes = 8, kEntryBytes = 16;
 constexpr int kLengthBits = 24;
 
-std::uint64_t little_endian(const std::uint8_t* data) {
-  std::uint64_t value = 0;
-  for (int i = 7; i >= 0; --i) value = value << 8 | data[i];
-  return value;
-}
-
 // All bytes or none.
 bool read_at(int descriptor, std::uint64_t offset, std::uint8_t* to, std::size_t size) {
   while (size > 0) {
@@ -40,79 +33,11 @@ bool read_at(int descriptor, std::uint64_t offset, std::uint8_t* to, std::size_t
   return true;
 }
 
-// SipHash-2-4, by Aumasson and Bernstein, of bytes that come in parts of any length.
-class SipHash {
- public:
-  explicit SipHash(const std::array<std::uint64_t, 2>& key)
-      : v_{key[0] ^ 0x736f6d6570736575, key[1] ^ 0x646f72616e646f6d, key[0] ^ 0x6c7967656e657261,
-           key[1] ^ 0x7465646279746573} {}
-  void add_word(std::uint64_t word) {
-    v_[3] ^= word;
-    rounds(2);
-    v_[0] ^= word;
-    size_ += 8;
-  }
-  std::uint64_t finish(const std::uint8_t* data, std::size_t size) {
-    for (; size >= 8; data += 8, size -= 8) add_word(little_endian(data));
-    std::uint64_t last = std::uint64_t{size_ + size} << 56;
-    for (std::size_t i = 0; i < size; ++i) last |= std::uint64_t{data[i]} << 8 * i;
-    add_word(last);
-    v_[2] ^= 0xFF;
-    rounds(4);
-    return v_[0] ^ v_[1] ^ v_[2] ^ v_[3];
-  }
-
- private:
-  static std::uint64_t rotated(std::uint64_t value, int by) { return value << by | value >> (64 - by); }
-  void rounds(int count) {
-    for (; count > 0; --count) {
-      v_[0] += v_[1];
-      v_[1] = rotated(v_[1], 13) ^ v_[0];
-      v_[0] = rotated(v_[0], 32);
-      v_[2] += v_[3];
-      v_[3] = rotated(v_[3], 16) ^ v_[2];
-      v_[0] += v_[3];
-      v_[3] = rotated(v_[3], 21) ^ v_[0];
-      v_[2] += v_[1];
-      v_[1] = rotated(v_[1], 17) ^ v_[2];
-      v_[2] = rotated(v_[2], 32);
-    }
-  }
-
-  std::uint64_t v_[4];
-  std::size_t size_ = 0;
-};
-
 }  // namespace
-
-IndexSecrets IndexSecrets::random() {
-  std::random_device random;
-  std::uint8_t bytes[kBytes];
-  for (std::uint8_t& byte : bytes) byte = static_cast<std::uint8_t>(random());
-  return of(bytes);
-}
-
-IndexSecrets IndexSecrets::of(const std::uint8_t* bytes) {
-  IndexSecrets secrets;
-  for (std::size_t i = 0; i < 4; ++i) secrets.checksum[i] = little_endian(bytes + 8 * i) | 1;
-  for (std::size_t i = 0; i < 2; ++i) secrets.tag[i] = little_endian(bytes + 8 * (4 + i));
-  return secrets;
-}
-
-std::uint64_t IndexSecrets::tag_of(const std::uint8_t* data, std::size_t size) const {
-  return SipHash(tag).finish(data, size);
-}
-
-std::uint64_t IndexSecrets::tag_of(const FileKey& key, const std::uint8_t* points, std::size_t size) const {
-  SipHash hash(tag);
-  hash.add_word(key.size);
-  hash.add_word(key.checksum);
-  return hash.finish(points, size);
-}
 
 IndexFile::~IndexFile() { ::close(descriptor_); }
 
-std::shared_ptr<IndexFile> IndexFile::open(const char* path, const IndexSecrets& secrets, std::string& error) {
+std::shared_ptr<IndexFile> IndexFile::open(const char* path, const HashKey& secrets, std::string& error) {
   int descriptor;
   do {
     descriptor = ::open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK);
@@ -180,7 +105,7 @@ Points IndexFile::find(const FileKey& key) const try {
   return nullptr;
 }
 
-Status points_of(const char* path, const IndexSecrets& secrets, FileKey& key, Points& points) {
+Status points_of(const char* path, const HashKey& secrets, FileKey& key, Points& points) {
   static thread_local RegionDecoder decoder;
   JpegIndex index(std::numeric_limits<std::size_t>::max(), false, secrets);
   ByteSource source;

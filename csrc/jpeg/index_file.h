@@ -2,43 +2,19 @@
 // is read, and nothing is used that was not written with the same secret key. Knows no pixels.
 #pragma once
 
-#include <array>
 #include <cstddef>
 #include <cstdint>
 #include <memory>
 #include <string>
 #include <vector>
 
+#include "jpeg/keyed_hash.h"
 #include "jpeg/status.h"
 
 namespace fastload {
 
-// Of all bytes of a file. Two files with one key are the same file, but with a probability of 2^-64.
-struct FileKey {
-  std::uint64_t size = 0;
-  std::uint64_t checksum = 0;
-  bool operator==(const FileKey& other) const { return size == other.size && checksum == other.checksum; }
-};
-
 // Points within one file, as PointRecorder codes them.
 using Points = std::shared_ptr<const std::vector<std::uint8_t>>;
-
-// What makes checksums and tags; who does not know it can make neither two files with one checksum nor a tag.
-struct IndexSecrets {
-  static constexpr std::size_t kBytes = 48;
-
-  std::array<std::uint64_t, 4> checksum{};
-  std::array<std::uint64_t, 2> tag{};
-
-  static IndexSecrets random();
-  // From kBytes bytes.
-  static IndexSecrets of(const std::uint8_t* bytes);
-  // SipHash-2-4.
-  std::uint64_t tag_of(const std::uint8_t* data, std::size_t size) const;
-  std::uint64_t tag_of(const FileKey& key, const std::uint8_t* points, std::size_t size) const;
-  // What the table has of a key: checksums, which are not made for it, might tell the secrets.
-  std::uint64_t id_of(const FileKey& key) const { return tag_of(key, nullptr, 0); }
-};
 
 // The layout, in little-endian words of 8 bytes (fastload/pipeline/index_file.py writes it):
 //   0 magic and version   8 number of lists   16 where the table begins   24 where it ends   32 size of all
@@ -50,7 +26,7 @@ class IndexFile {
   static constexpr std::size_t kHeaderBytes = 48;
 
   // Null, and why, if the file cannot be read or was not made with these secrets. Throws std::bad_alloc.
-  static std::shared_ptr<IndexFile> open(const char* path, const IndexSecrets& secrets, std::string& error);
+  static std::shared_ptr<IndexFile> open(const char* path, const HashKey& secrets, std::string& error);
   ~IndexFile();
   IndexFile(const IndexFile&) = delete;
   IndexFile& operator=(const IndexFile&) = delete;
@@ -59,23 +35,23 @@ class IndexFile {
   Points find(const FileKey& key) const;
   std::size_t files() const { return table_.size(); }
   std::size_t bytes() const { return table_.size() * sizeof(Entry); }  // of memory
-  const IndexSecrets& secrets() const { return secrets_; }
+  const HashKey& secrets() const { return secrets_; }
 
  private:
   struct Entry {
     std::uint64_t id;
     std::uint64_t place;
   };
-  IndexFile(int descriptor, const IndexSecrets& secrets) : descriptor_(descriptor), secrets_(secrets) {}
+  IndexFile(int descriptor, const HashKey& secrets) : descriptor_(descriptor), secrets_(secrets) {}
   bool read_table(std::string& error);
 
   const int descriptor_;
-  const IndexSecrets secrets_;
+  const HashKey secrets_;
   std::vector<Entry> table_;
 };
 
 // Reads a file and finds all its points; there are none if it is small, or not one that the core's own decoder takes.
 // Throws std::bad_alloc.
-Status points_of(const char* path, const IndexSecrets& secrets, FileKey& key, Points& points);
+Status points_of(const char* path, const HashKey& secrets, FileKey& key, Points& points);
 
 }  // namespace fastload

@@ -8,6 +8,8 @@
 namespace fastload {
 namespace {
 
+constexpr std::uint32_t kMaxSide = 65500;  // libjpeg's JPEG_MAX_DIMENSION
+
 // A marker segment's payload, without marker and length.
 struct Segment {
   const std::uint8_t* data;
@@ -204,6 +206,15 @@ struct Tables {
     return at == segment.size;
   }
 
+  // Conditioning of arithmetic coding, of which libjpeg also reads what nothing uses.
+  static bool conditions_are_sound(Segment segment) {
+    for (std::size_t at = 0; at + 2 <= segment.size; at += 2) {
+      const int slot = segment.data[at], value = segment.data[at + 1];
+      if (slot > 31 || (slot < 16 && (value & 15) > value >> 4)) return false;
+    }
+    return segment.size % 2 == 0;
+  }
+
   // Whether the scan has all of the frame's components and all of their tables. At most three components.
   bool suffice(const Frame& frame, Segment scan) const {
     if (scan.size != std::size_t{4} + 2 * frame.count || scan.data[0] != frame.count) return false;
@@ -249,7 +260,9 @@ Status read_frame(int marker, Segment frame, JpegHeader& header) {
   header.progressive = marker == 0xC2 || marker == 0xC6 || marker == 0xCA || marker == 0xCE;
   header.arithmetic = marker >= 0xC9;
   if (frame.size != 6 + std::size_t{3} * frame.data[5]) return Status::corrupt;
-  if (header.width == 0 || header.height == 0) return Status::corrupt;
+  if (header.width == 0 || header.height == 0 || std::max(header.width, header.height) > kMaxSide) {
+    return Status::corrupt;
+  }
   const std::uint8_t* components = frame.data + 6;
   int blocks = 0;
   for (int i = 0; i < header.components; ++i) {
@@ -375,9 +388,11 @@ Status scan_header(ByteSource& source, JpegHeader& header) {
       if (!tables.add_quantization(segment)) return Status::corrupt;
     } else if (marker == 0xC4) {
       if (!tables.add_huffman(segment)) return Status::corrupt;
+    } else if (marker == 0xCC) {
+      if (!Tables::conditions_are_sound(segment)) return Status::corrupt;
     } else if (marker >= 0xE0 && marker <= 0xEF) {
       if (!metadata.opens(marker, segment)) return Status::corrupt;
-    } else if (marker >= 0xC0 && marker <= 0xCF && marker != 0xCC) {
+    } else if (marker >= 0xC0 && marker <= 0xCF) {
       if (frame.seen) return Status::corrupt;
       frame_status = read_frame(marker, segment, header);
       if (frame_status == Status::corrupt) return frame_status;

@@ -14,48 +14,9 @@ constexpr std::size_t kEntryBytes = 200;
 // visited any more; nor is one if kFoundWeight times as many look-ups found nothing.
 constexpr std::uint64_t kOldRounds = 3, kFoundWeight = 16;
 
-std::uint64_t load64(const std::uint8_t* data) {
-  std::uint64_t value;
-  std::memcpy(&value, data, sizeof value);
-  return value;
-}
-
-// The halves of a product of 128 bits, folded: every bit of it depends on all of both factors.
-std::uint64_t mixed(std::uint64_t a, std::uint64_t b) {
-  __extension__ using Wide = unsigned __int128;
-  const Wide product = static_cast<Wide>(a) * b;
-  return static_cast<std::uint64_t>(product) ^ static_cast<std::uint64_t>(product >> 64);
-}
-
-// A checksum of blocks of 64 bytes, in four lanes that do not wait for each other.
-class Checksum {
- public:
-  static constexpr std::size_t kBlock = 64;
-
-  explicit Checksum(const std::array<std::uint64_t, 4>& secrets) : secrets_(secrets) {
-    std::copy(secrets.begin(), secrets.end(), lanes_);
-  }
-  void add(const std::uint8_t* data, std::size_t blocks) {
-    for (; blocks > 0; --blocks, data += kBlock) {
-      for (std::size_t lane = 0; lane < 4; ++lane) {
-        lanes_[lane] = mixed(load64(data + 16 * lane) ^ lanes_[lane], load64(data + 16 * lane + 8) ^ secrets_[lane]);
-      }
-    }
-  }
-  std::uint64_t finish(std::uint64_t size) const {
-    const std::uint64_t first = mixed(lanes_[0] ^ secrets_[1], lanes_[1] ^ secrets_[2]);
-    const std::uint64_t second = mixed(lanes_[2] ^ secrets_[3], lanes_[3] ^ secrets_[0]);
-    return mixed(first ^ secrets_[2], second ^ size ^ secrets_[1]);
-  }
-
- private:
-  const std::array<std::uint64_t, 4>& secrets_;
-  std::uint64_t lanes_[4];
-};
-
 }  // namespace
 
-JpegIndex::JpegIndex(std::size_t most_bytes, bool whole, const IndexSecrets& secrets)
+JpegIndex::JpegIndex(std::size_t most_bytes, bool whole, const HashKey& secrets)
     : most_bytes_(most_bytes), whole_(whole), secrets_(secrets), room_(most_bytes) {}
 
 JpegIndex::JpegIndex(std::size_t most_bytes, bool whole, std::shared_ptr<const IndexFile> file)
@@ -66,7 +27,7 @@ JpegIndex::JpegIndex(std::size_t most_bytes, bool whole, std::shared_ptr<const I
       room_(most_bytes - std::min(most_bytes, file_->bytes())) {}
 
 bool JpegIndex::key_of(ByteSource& source, Key& key) const {
-  Checksum checksum(secrets_.checksum);
+  Checksum checksum(secrets_);
   const std::size_t size = source.size();
   std::size_t at = 0;
   while (size - at >= Checksum::kBlock) {
@@ -76,14 +37,9 @@ bool JpegIndex::key_of(ByteSource& source, Key& key) const {
     checksum.add(span.data, blocks);
     at += blocks * Checksum::kBlock;
   }
-  std::uint8_t last[Checksum::kBlock] = {};
-  if (at < size) {
-    const Span span = source.at(at, size - at);
-    if (span.size != size - at) return false;
-    std::memcpy(last, span.data, span.size);
-  }
-  checksum.add(last, 1);
-  key = {size, checksum.finish(size)};
+  const Span rest = source.at(at, size - at);
+  if (rest.size != size - at) return false;
+  key = checksum.finish(rest.data, size);
   return source.size() == size;
 }
 

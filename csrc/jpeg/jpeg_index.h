@@ -20,7 +20,7 @@ namespace fastload {
 class JpegIndex {
  public:
   // With `whole`, a file's first decode goes on to the file's end, so that there are points for any crop.
-  explicit JpegIndex(std::size_t most_bytes, bool whole = false, const IndexSecrets& secrets = IndexSecrets::random());
+  explicit JpegIndex(std::size_t most_bytes, bool whole = false, const HashKey& secrets = HashKey::random());
   // The index file's table, which may not be larger, is part of `most_bytes`.
   JpegIndex(std::size_t most_bytes, bool whole, std::shared_ptr<const IndexFile> file);
   JpegIndex(const JpegIndex&) = delete;
@@ -76,7 +76,7 @@ class JpegIndex {
 
   const std::size_t most_bytes_;
   const bool whole_;
-  const IndexSecrets secrets_;
+  const HashKey secrets_;
   const std::shared_ptr<const IndexFile> file_;  // or null
   const std::size_t room_;                       // bytes beside the file's table
   std::array<Shard, kShards> shards_;

@@ -40,7 +40,7 @@ constexpr std::ptrdiff_t kCacheLine = 64;
 
 Status open(const Input& input, ByteSource& source) {
   try {
-    return source.open(input.path.c_str());
+    return source.open(input.path.c_str(), input.key ? &*input.key : nullptr);
   } catch (const std::bad_alloc&) {
     return Status::unsupported;
   }

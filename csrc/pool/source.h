@@ -5,6 +5,7 @@
 #include <array>
 #include <cstddef>
 #include <cstdint>
+#include <optional>
 #include <string>
 
 #include "jpeg/file.h"
@@ -25,6 +26,7 @@ struct Input {
   std::uint32_t width = 0;
   // Bytes from a row, a pixel, a channel to the next. Gray pixels have channels 0 bytes apart.
   std::array<std::ptrdiff_t, 3> strides{};
+  std::optional<HashKey> key{};  // that the file was tagged with
 
   bool is_decoded() const { return height != 0; }
 };

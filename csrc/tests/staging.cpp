@@ -64,8 +64,8 @@ void check_unstuff(int number) {
   demand(out == expected, "unstuffed data differs", number);
 }
 
-const IndexSecrets& secrets() {
-  static const IndexSecrets all = IndexSecrets::random();
+const HashKey& secrets() {
+  static const HashKey all = HashKey::random();
   return all;
 }
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -13,6 +12,7 @@ from torchvision import transforms
 from torchvision.datasets import ImageFolder
 from torchvision.datasets.folder import IMG_EXTENSIONS
 
+from fastload._files import files_below
 from fastload._machine import shared_memory_bytes, usable_cpus
 from fastload.bench.photos import PhotoSet, write_photos
 
@@ -40,16 +40,22 @@ def training_transform() -> transforms.Compose:
 
 
 def check_data(folder: Path | None) -> None:
-    """Raise ``FileNotFoundError`` unless ``folder`` has folders of images, or is ``None``."""
+    """Check that a folder has folders of images; ``None`` is right, too.
+
+    Raises:
+        FileNotFoundError: It has not.
+        ValueError: It holds pipes or devices, or a link in it leads back: ``ImageFolder`` would follow that for ever.
+    """
     if folder is None:
         return
     wanted = "--data must be a folder with one folder of images per class"
     classes = [entry for entry in folder.iterdir() if entry.is_dir()] if folder.is_dir() else []
     if not classes:
         raise FileNotFoundError(f"{wanted}, got {folder}")
+    images = (path for path in files_below(folder, strict=True) if path.lower().endswith(IMG_EXTENSIONS))
+    with_images = {Path(path).relative_to(folder).parts[0] for path in images}
     for entry in classes:
-        files = (name for _, _, names in os.walk(entry, followlinks=True) for name in names)
-        if not any(name.lower().endswith(IMG_EXTENSIONS) for name in files):
+        if entry.name not in with_images:
             raise FileNotFoundError(f"{wanted}, but {entry} holds none of {', '.join(IMG_EXTENSIONS)}")
 
 

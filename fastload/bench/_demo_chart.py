@@ -5,6 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
+from fastload.measurement.record import has_one_repeat
+
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
@@ -24,7 +26,8 @@ def draw_race(record: Mapping[str, Any], path: str | Path) -> None:
     colours = [_COLOURS[name] for name in names]
     labels = [f"{name}\n{median:,.0f} images/s" for name, median in zip(names, medians, strict=True)]
     labels[-1] += f", {medians[-1] / medians[0]:.1f}×"
-    axes.barh(labels, medians, xerr=[below, above], color=colours, ecolor="#222222", capsize=4, height=0.6)
+    whiskers = None if any(map(has_one_repeat, rates.values())) else [below, above]
+    axes.barh(labels, medians, xerr=whiskers, color=colours, ecolor="#222222", capsize=4, height=0.6)
     parameters, environment = record["parameters"], record["environment"]
     axes.invert_yaxis()
     axes.set_title(

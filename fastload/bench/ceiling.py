@@ -16,7 +16,7 @@ import torch
 from fastload._factory import FactoryError, call_factory
 from fastload._machine import usable_cpus
 from fastload.measurement.console import console, refuse
-from fastload.measurement.record import Spread, environment, ratio, write_json
+from fastload.measurement.record import Spread, environment, extent, ratio, write_json
 from fastload.measurement.throughput import EmptyLoaderError, Rate, ceiling_rate, fed_rate
 
 if TYPE_CHECKING:
@@ -123,7 +123,7 @@ def main(arguments: argparse.Namespace) -> int:
     for name, label in names.items():
         rates = record["images_per_s"][name]
         share = record["share"]["median"] if name == "loader" else 1.0
-        table.add_row(label, f"{rates['median']:,.0f}", f"{rates['min']:,.0f} to {rates['max']:,.0f}", f"{share:.1%}")
+        table.add_row(label, f"{rates['median']:,.0f}", extent(rates, ",.0f"), f"{share:.1%}")
     console().print(table)
     console().print(f"verdict: {verdict(record)}")
     if arguments.json:

@@ -11,6 +11,7 @@ several threads in seconds on the wall.
 
 from __future__ import annotations
 
+import itertools
 import json
 import subprocess
 import time
@@ -23,12 +24,13 @@ import torch
 from PIL import Image
 
 from fastload import _core
+from fastload._files import files_below
 from fastload._machine import usable_cpus
 from fastload.bench._data import check_data
 from fastload.bench._decoders import Crops, dali, dali_is_installed, one_core
 from fastload.bench.photos import PhotoSet, write_photos
 from fastload.measurement.console import console, refuse
-from fastload.measurement.record import Spread, environment, interleave, ratio, write_json
+from fastload.measurement.record import Spread, environment, extent, interleave, ratio, write_json
 from fastload.pipeline.calibration import FILTERS, calibrate
 
 if TYPE_CHECKING:
@@ -297,8 +299,8 @@ def _large_photos(count: int, edge_px: int) -> Crops | None:
 
 def _jpegs(folder: Path, count: int) -> list[str]:
     """Up to ``count`` files that the core decodes."""
-    paths = (str(path) for path in sorted(folder.glob("*/*")) if path.suffix.lower() in {".jpg", ".jpeg"})
-    chosen = [path for path in paths if _core.jpeg_header(path)[0] == "ok"][:count]
+    paths = (path for path in files_below(folder) if path.lower().endswith((".jpg", ".jpeg")))
+    chosen = list(itertools.islice((path for path in paths if _core.jpeg_header(path)[0] == "ok"), count))
     if not chosen:
         raise FileNotFoundError(f"{folder} must hold folders with JPEG files, but holds none")
     return chosen
@@ -315,7 +317,7 @@ def _show(results: dict[str, Any], images: int) -> None:
         for column in ("", "µs an image", "spread", "fastload", "with index"):
             table.add_column(column, justify="right" if column else "left")
         for name, spread in record["microseconds_per_image"].items():
-            cells = [name, f"{spread['median']:,.0f}", f"{spread['min']:,.0f} to {spread['max']:,.0f}"]
+            cells = [name, f"{spread['median']:,.0f}", extent(spread, ",.0f")]
             bound = "≤" if name == "libjpeg-turbo alone" else "≥"
             for of, aims in ((record, AIMS), (record["indexed"], AIMS | INDEX_AIMS)):
                 quotient, asked = of.get(name, {}).get("median"), aims.get(name) if title == "one core" else None

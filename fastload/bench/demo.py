@@ -96,7 +96,7 @@ def _show(speeds: dict[str, Spread], where: str) -> None:
     table.add_column("images/s", justify="right")
     table.add_column("±", justify="right")
     for name, spread in speeds.items():
-        table.add_row(name, f"{spread.median:,.0f}", f"{spread.relative / 2:.1%}")
+        table.add_row(name, f"{spread.median:,.0f}", spread.plus_minus)
     console().print()
     console().print(table)
 

@@ -216,7 +216,7 @@ def _title(ladder: Ladder) -> str:
 
 
 def _cells(result: RungResult, trained: bool) -> list[str]:
-    cells = [f"{result.images_per_s.median:,.0f}", f"{result.images_per_s.relative / 2:.1%}"]
+    cells = [f"{result.images_per_s.median:,.0f}", result.images_per_s.plus_minus]
     if not trained:
         return cells
     speed = result.gpu.copy_gb_per_s if result.gpu and result.rung.workers else None

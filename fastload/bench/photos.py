@@ -22,6 +22,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 from PIL import Image
 
+from fastload._files import files_below, open_file
+from fastload._install import with_extra
 from fastload._machine import usable_cpus
 from fastload.measurement.console import console, refuse
 
@@ -204,7 +206,7 @@ def _photo(index: int) -> NDArray[np.uint8]:
     spec = importlib.util.find_spec("skimage")
     if spec is None or not spec.submodule_search_locations:
         raise ModuleNotFoundError(
-            "the photographs come from scikit-image, which is not installed; pip install 'fastload[bench]'",
+            f"the photographs come from scikit-image, which is not installed; {with_extra('bench')}",
             name="skimage",
         )
     path = Path(spec.submodule_search_locations[0]) / "data" / name
@@ -222,13 +224,14 @@ def _write_image(folder: Path, photo_set: PhotoSet, index: int) -> int:
 
 def _complete(path: Path, wanted: PhotoSet) -> PhotoFolder | None:
     try:
-        manifest = json.loads((path / MANIFEST).read_text())
+        with open_file(path / MANIFEST) as file:
+            manifest = json.load(file)
     except (FileNotFoundError, NotADirectoryError):
         return None
     total_bytes = manifest.pop("total_bytes", 0)
     if manifest != {"maker": _MAKER, **asdict(wanted)}:
         return None
-    on_disk = sum(entry.stat().st_size for folder in path.glob("class_*") for entry in os.scandir(folder))
+    on_disk = sum(os.stat(file).st_size for folder in path.glob("class_*") for file in files_below(folder))
     if on_disk != total_bytes:
         raise FileExistsError(
             f"{path} must hold {total_bytes} bytes of images according to its {MANIFEST}, but holds {on_disk}; "
@@ -239,7 +242,8 @@ def _complete(path: Path, wanted: PhotoSet) -> PhotoFolder | None:
 
 def _describe(path: Path) -> str:
     try:
-        manifest = json.loads((path / MANIFEST).read_text())
+        with open_file(path / MANIFEST) as file:
+            manifest = json.load(file)
     except FileNotFoundError:
         return f"no {MANIFEST}"
     return ", ".join(f"{name} {value}" for name, value in manifest.items())

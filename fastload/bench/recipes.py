@@ -22,7 +22,7 @@ from fastload.bench._data import SharedMemoryError, check_data, check_shared_mem
 from fastload.bench._recipes import RECIPES, Source, TrainingRecipe
 from fastload.bench.photos import PhotoSet, write_photos
 from fastload.measurement.console import console, refuse
-from fastload.measurement.record import environment, ratio, write_json
+from fastload.measurement.record import environment, extent, ratio, write_json
 from fastload.plan import ON_LAZY_IMAGES
 
 if TYPE_CHECKING:
@@ -158,6 +158,6 @@ def _line(row: dict[str, Any]) -> str:
     speed = {name: row["images_per_s"][name]["median"] for name in ("fastload", "torch")}
     gain = row["speedup"]
     return (
-        f"{row['recipe']:<28} {row['where']:<21} {gain['median']:5.2f}× ({gain['min']:.2f} to {gain['max']:.2f})  "
+        f"{row['recipe']:<28} {row['where']:<21} {gain['median']:5.2f}× ({extent(gain, '.2f')})  "
         f"{speed['fastload']:,.0f} images/s, torch {speed['torch']:,.0f}"
     )

@@ -11,6 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final, TypeAlias
 
+from fastload._install import with_extra
 from fastload._version import __version__
 
 
@@ -204,5 +205,5 @@ def _run(prog: str, command: Command, argv: list[str]) -> int:
 
 def _lacks(prog: str, command: Command, missing: Sequence[str]) -> int:
     names = ", ".join(_DISTRIBUTIONS.get(name, name) for name in missing)
-    print(f"{prog} needs {names}: pip install 'fastload[{command.extra}]'", file=sys.stderr)
+    print(f"{prog} needs {names}; {with_extra(command.extra or '')}", file=sys.stderr)
     return 1

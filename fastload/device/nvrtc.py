@@ -24,6 +24,8 @@ from typing import TYPE_CHECKING, Any, Final
 
 import torch
 
+from fastload._install import with_extra
+
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
@@ -33,7 +35,6 @@ SOURCE: Final = Path(__file__).with_name("normalize.cu")
 THREADS: Final = 256  # per block; the same number as in normalize.cu
 STORE_BYTES: Final = 16
 PLANE_MAX_PX: Final = 2**31 - 1  # pixels of an image, which the planar kernel counts in 32 bits
-INSTALL: Final = "pip install 'fastload[cuda]'"
 KERNELS: Final = {torch.channels_last: "look_up_nhwc", torch.contiguous_format: "look_up_nchw"}
 
 
@@ -93,7 +94,7 @@ class _Loaded:
         try:
             kernels = self._kernels[key] = _compile(*key)
         except ImportError as error:  # not installed, which is no error; the plan says so
-            self._failures[key] = f"cuda.core cannot be imported ({error}); {INSTALL}"
+            self._failures[key] = f"cuda.core cannot be imported ({error}); {with_extra('cuda')}"
         except Exception as error:  # noqa: BLE001 (driver, NVRTC and loader each have their own errors)
             self._failures[key] = f"the kernel cannot be compiled: {type(error).__name__}: {error}"
             with contextlib.suppress(RuntimeWarning):  # the loader goes on even if warnings are errors
@@ -238,7 +239,7 @@ def lacking_package() -> str | None:
         found = importlib.util.find_spec("cuda.core") is not None
     except (ImportError, ValueError):  # no package cuda at all
         found = False
-    return None if found else f"cuda.core is not installed; {INSTALL}"
+    return None if found else f"cuda.core is not installed; {with_extra('cuda')}"
 
 
 def lacking(device: torch.device, dtype: torch.dtype, channels: int) -> str | None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import copy
 import itertools
 import threading
 from typing import TYPE_CHECKING, Any, Generic, TypeVar, cast
@@ -13,6 +12,7 @@ import torch
 from fastload._batch import as_inference_tensors, map_tensors
 from fastload.options import check_device_prefetch, has_streams
 from fastload.torch_workers.signals import deferred_signals
+from fastload.torch_workers.twin import twin_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -20,7 +20,6 @@ if TYPE_CHECKING:
     from torch.utils.data import DataLoader
 
 T = TypeVar("T")
-AnyLoader = TypeVar("AnyLoader", bound="DataLoader[Any]")
 
 
 class Replay(Generic[T]):
@@ -81,13 +80,6 @@ class Replay(Generic[T]):
             if self._stream is not None and (current := _current_stream(self._stream.device)) != self._stream:
                 map_tensors(_recorder(current), batch)
             yield as_inference_tensors(batch) if torch.is_inference_mode_enabled() else batch
-
-
-def twin_of(loader: AnyLoader, **changes: Any) -> AnyLoader:
-    """Copy ``loader`` with ``changes``: the same dataset and sampler, but separate workers."""
-    twin = copy.copy(loader)
-    vars(twin).update(changes, _iterator=None)
-    return twin
 
 
 def _length_of(loader: DataLoader[Any]) -> int:

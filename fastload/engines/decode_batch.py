@@ -17,6 +17,7 @@ from torchvision.transforms import functional
 from fastload import _core
 from fastload.engines.packed_states import digest_of
 from fastload.pipeline.arrays import Pixels
+from fastload.pipeline.datasets import OddPath
 from fastload.pipeline.samples import one_of
 from fastload.stats.stats import Totals
 
@@ -283,20 +284,28 @@ def checked(source: Any) -> Any:
 
     Raises what a worker would of a path.
     """
-    if type(source) is str and "\0" not in source:  # the usual case, decided quickly
+    if type(source) is str and source.isascii() and "\0" not in source:  # the usual case, decided quickly
         return source
     if type(source) is tuple:
         return tuple(map(checked, source))
-    if isinstance(source, str | os.PathLike) and "\0" in os.fsdecode(source):
+    if isinstance(source, str | os.PathLike) and not _is_name(source):
         open(source, "rb").close()  # raises the same error as in a worker
     return unchanging(source)
+
+
+def _is_name(path: Any) -> bool:
+    """Whether a file may have such a path."""
+    try:
+        return b"\0" not in os.fsencode(path)
+    except UnicodeEncodeError:
+        return False
 
 
 def unchanging(source: Any) -> Any:
     """Copy an encoded image that may be overwritten before threads read it."""
     if type(source) is tuple:
         return tuple(map(unchanging, source))
-    if isinstance(source, str | os.PathLike | np.ndarray):  # an array is a copy
+    if isinstance(source, str | os.PathLike | np.ndarray | OddPath):  # an array is a copy
         return source
     data = memoryview(source)
     if data.ndim != 1:  # the core would take it for pixels
@@ -336,7 +345,12 @@ def _are_absolute(sources: list[Any]) -> bool:
 
 
 def as_seen_from(directory: str | None, source: Any) -> Any:
-    """Resolve ``source`` against ``directory`` if it is a relative path."""
+    """Resolve ``source`` against ``directory`` if it is a relative path.
+
+    An odd one becomes no image, and so is left to Python.
+    """
+    if isinstance(source, OddPath):
+        return b""
     if directory is None or not isinstance(source, str | os.PathLike):
         return source
     path = os.fspath(source)

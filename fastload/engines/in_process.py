@@ -4,8 +4,9 @@ Torch's own iterator runs unchanged: sampler, base seed and pinning are its own,
 requested. Only its fetcher is replaced. A collate function or ``target_transform`` of the user's own runs here, on
 samples made natively, with the state that each would find. The new fetcher takes the state of torch's default
 generator, lets the threads draw from there, and sets the state that the generator has after the batch. Samples that the
-threads cannot make are made here by the user's transforms, from the state that these would find. If anything raises
-until then, the generator goes back and torch's fetcher makes the batch, so that errors are torch's.
+threads cannot make are made here by the user's transforms, from the state that these would find, and what these raise
+is the batch's error. If anything else raises until then, the generator goes back and torch's fetcher makes the batch,
+so that errors are torch's.
 
 The dataset and its transforms may change during an epoch, and the next batch then changes too. So the recipe is read
 again for each batch, while the threads work on that batch by the former one.
@@ -24,19 +25,20 @@ from torch.utils.data import Subset
 from fastload import _core
 from fastload._batch import HostBatch
 from fastload.device.normalize import layout_of, table_images
-from fastload.engines.decode_batch import answer_to, drawn, stage_totals, submitted, unchanging
+from fastload.engines.decode_batch import answer_to, check_size, drawn, stage_totals, submitted, unchanging
 from fastload.engines.host_images import host_images_of
 from fastload.engines.loader_state import ITERATOR_CLOSED, state_of
 from fastload.engines.parity_results import key_of, warn_fallback
 from fastload.engines.random_states import set_state, state_now, state_of_seed
-from fastload.engines.sample_lists import COMPARED, DifferenceError, Made, SampleList, images_alone
-from fastload.engines.sample_process import batch_of_one, located, made_here
+from fastload.engines.sample_lists import COMPARED, DifferenceError, FailedSample, Made, SampleList, images_alone
+from fastload.engines.sample_process import batch_of_one, located
 from fastload.engines.sample_seeding import SeededByIndex
 from fastload.memory.buffers import pinned
 from fastload.memory.limits import pins
 from fastload.pipeline.eligibility import read_loader
 from fastload.pipeline.index_file import IndexFileError
 from fastload.pipeline.index_seeds import random_states_kept
+from fastload.pipeline.reader import OpenedImage
 from fastload.pipeline.samples import collated
 
 if TYPE_CHECKING:
@@ -49,6 +51,10 @@ if TYPE_CHECKING:
     from fastload.pipeline.erasing import Patch
     from fastload.pipeline.reader import Recipe
     from fastload.stats.stats import Totals
+
+
+READS_MAX = 3
+"""How often a batch is begun anew because the recipe has changed meanwhile."""
 
 
 class UnsupportedError(Exception):
@@ -87,7 +93,6 @@ class InProcessFetcher:
         self.to_compare = 0  # samples
         self.gave_up = False
         self.known = None
-        self._failed: tuple[type | None, str] = None, ""  # the error of a sample made here, and which one it is
 
     @property
     def is_native(self) -> bool:
@@ -132,22 +137,16 @@ class InProcessFetcher:
                 set_state(state)
         finally:
             self.made_at = time.monotonic()
+        if type(data) is FailedSample:
+            raise data.error
         if type(data) is SampleList:
-            samples, whole = data.completed(self.replaced.dataset)
+            samples, whole = data.completed()
             if not whole:
                 self.give_up()
             return self.replaced.collate_fn(samples)
         if data is not None:
             return data
-        try:
-            data = self.replaced.fetch(indices)
-        except Exception as error:
-            kind, where = self._failed
-            if type(error) is kind and not getattr(error, "__notes__", None):
-                error.add_note(where)
-            raise
-        finally:
-            self._failed = None, ""
+        data = self.replaced.fetch(indices)
         if failure is not None:
             warn_fallback(failure if self.gave_up else f"a batch that torch could make raised {failure}")
         self.images, self.decoded_at = 0, self.made_at
@@ -196,7 +195,7 @@ class InProcessFetcher:
         pool = self.pool()
         before = pool.work_times()
         seeds = None if self._seeds is None else [self._seeds.seed_here(index) for index in indices]
-        while True:
+        for _ in range(READS_MAX):
             known = self.known = self.known or self.read()
             if known is None:
                 raise UnsupportedError
@@ -204,6 +203,7 @@ class InProcessFetcher:
             if recipe.pipeline.draws_others and state is not None and len(state) == _core.Generator.STATE_BYTES:
                 raise UnsupportedError  # the transforms have changed, and the others' states are not at hand
             sources: Any
+            resolved = recipe.resolve(indices)
             if (arrays := recipe.pixels_of(indices)) is not None:
                 sources, targets = arrays
             else:
@@ -211,7 +211,7 @@ class InProcessFetcher:
                 entries = (
                     recipe.taken(recipe.ask(indices), len(indices))
                     if recipe.asks_many
-                    else map(recipe.locate_resolved, recipe.resolve(indices))
+                    else map(recipe.locate_resolved, resolved)
                 )
                 for source, target in entries:
                     sources.append(unchanging(source))
@@ -231,8 +231,12 @@ class InProcessFetcher:
             if self.known is not None and self.known[0] == known[0]:
                 break
             job.cancel()
+        else:  # the user's code changes it whenever samples are located
+            raise UnsupportedError
         recipe = self.known[1]
         made, after = self._complete(recipe, job, indices, sources, seeds)
+        if type(after) is FailedSample and recipe.target_transform is None:
+            return after
         patches = recipe.pipeline.patches(job)
         by_view = recipe.pipeline.by_view(pixels)
         for sample, (array, erased) in made.items():
@@ -241,7 +245,7 @@ class InProcessFetcher:
             patches[sample] = erased
             if host is not None:
                 host.put(index, view, by_view[view][index : index + 1])
-        batch = Made(recipe, job, indices, sources, targets, pixels, patches, after)
+        batch = Made(recipe, job, indices, resolved, sources, targets, pixels, patches, after)
         if self.to_compare:
             self.to_compare -= batch.compare(made, self.to_compare)
         self.images, self.decoded_at = len(sources), time.monotonic()
@@ -261,58 +265,74 @@ class InProcessFetcher:
         counts.finish_s += time.monotonic() - collated_at
         spent = zip(counts.work, pool.work_times(), before, strict=True)
         counts.work = tuple(so_far + now - then for so_far, now, then in spent)  # type: ignore[assignment]
-        if after is not None:
+        if isinstance(after, bytes):
             set_state(after)
         return data if self._receiver is None or type(data) is SampleList else HostBatch(data, 0, self._receiver)
 
     def _complete(
         self, recipe: Recipe, job: _core.Job, indices: Any, sources: list[Any], seeds: list[int] | None
-    ) -> tuple[dict[int, tuple[NDArray[np.uint8], list[Patch]]], bytes | None]:
+    ) -> tuple[dict[int, tuple[NDArray[np.uint8], list[Patch]]], bytes | FailedSample | None]:
         """Wait for the pixels, and make the samples that the core does not support.
 
         Returns:
             Those samples' pixels and what erases them; and the default generator's state after the batch, or ``None``
-            if the batch does not draw from it.
+            if the batch does not draw from it, or the first sample that has failed, behind which none is made.
         """
         made: dict[int, tuple[NDArray[np.uint8], list[Patch]]] = {}
         states: dict[int, bytes] = {}  # after them
-        draws, views = recipe.pipeline.draws, recipe.pipeline.views
+        draws, views, others = recipe.pipeline.draws, recipe.pipeline.views, recipe.pipeline.draws_others
+        images = OpenedImage()
+        failed: FailedSample | None = None
 
-        def make(sample: int) -> None:
+        def make(sample: int) -> FailedSample | None:
             begun = time.monotonic()
             with random_states_kept() if seeds is not None and draws else contextlib.nullcontext():
                 if draws:
                     set_state(before_of(sample))
                 index, view = divmod(sample, views)
                 try:
-                    made[sample] = made_here(recipe, sources[index], recipe.pipeline.sizes[view], view)
-                except Exception as error:
-                    self._failed = type(error), recipe.described(indices[index], sources[index])
-                    raise
-                states[sample] = state_now(others=recipe.pipeline.draws_others)
+                    pixels = recipe.pixels(sources[index], view, images)
+                except Exception as error:  # the user's, raised in its turn
+                    if recipe.fetches_batches:  # and fails for a batch at once
+                        raise
+                    if not getattr(error, "__notes__", None):
+                        error.add_note(recipe.described(indices[index], sources[index]))
+                    return FailedSample(index, error, state_now(others=others) if draws and seeds is None else None)
+                check_size(pixels, recipe.pipeline.sizes[view])
+                made[sample] = pixels, recipe.pipeline.erased(pixels)
+                states[sample] = state_now(others=others)
             self._counts.in_python_s += time.monotonic() - begun
+            return None
 
         def before_of(sample: int) -> bytes:
             if seeds is not None:
-                return state_of_seed(seeds[sample], others=recipe.pipeline.draws_others)
+                return state_of_seed(seeds[sample], others=others)
             return job.generator_before(sample) or b""
 
-        while job.wait() == "requested":
+        while failed is None and job.wait() == "requested":
             kind, sample, question = job.request()
             if kind in ("exp", "perspective"):
                 job.provide(kind, question, answer_to(kind, question))
             elif kind == "sample":
-                make(sample)
-                job.skip(states[sample])
-        if not job.cancel(0.0):  # another thread has closed the pool, and one that decodes may yet write
+                failed = make(sample)
+                if failed is None:
+                    job.skip(states[sample])
+        if not job.cancel(0.0 if failed is None else -1.0):  # another thread has closed the pool, and one may yet write
             raise UnsupportedError
-        for sample, status in enumerate(job.statuses()):
+        most = len(sources) * views if failed is None else failed.sample * views
+        for sample, status in enumerate(job.statuses()[:most]):
             if status and sample not in made:
-                make(sample)
+                if (earlier := make(sample)) is not None:
+                    failed = earlier
+                    break
                 if not draws or seeds is not None:
                     continue
                 if states[sample] != drawn(recipe.plan, job, sample, before_of(sample), views):
                     raise UnsupportedError  # Pillow read the file otherwise, so later draws are invalid
+        if failed is not None:
+            if failed.after is not None:
+                set_state(failed.after)
+            return made, failed
         if not draws or seeds is not None:
             return made, None
         last = len(sources) * views - 1

@@ -16,6 +16,8 @@ from PIL import Image
 from torchvision.transforms import functional
 
 from fastload import _core
+from fastload.pipeline.errors import Refused
+from fastload.pipeline.library_settings import check_modes
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -66,7 +68,9 @@ def _blurred(
     (width, height), (columns, rows) = kernel_size, image.size
     if width // 2 >= columns or height // 2 >= rows or torch.is_autocast_enabled("cpu"):
         return None
-    if torch.get_default_device().type != "cpu":
+    try:
+        check_modes()
+    except Refused:
         return None
     size, spread = [width, height], [float(value) for value in sigma]
     key = width, height, columns, rows, *_settings()

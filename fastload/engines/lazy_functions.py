@@ -10,6 +10,7 @@ import functools
 import math
 import sys
 from typing import TYPE_CHECKING, Any, Final, TypeAlias
+from weakref import WeakKeyDictionary
 
 import numpy as np
 from PIL import Image, ImageEnhance, ImageOps
@@ -24,6 +25,8 @@ if TYPE_CHECKING:
     from fastload.pipeline.ops_common import Node
 
     Change: TypeAlias = Callable[[Any, str, dict[str, Any]], Image.Image | None]
+    Copy: TypeAlias = Callable[[Any, str], Image.Image | None]
+    IsUnchanged: TypeAlias = Callable[[Any, Image.Image], bool]
 
 _ENHANCERS: Final[dict[type, str]] = {
     ImageEnhance.Brightness: "brightness",
@@ -44,13 +47,13 @@ def _posterize(bits: Any) -> Node | None:
 
 
 def _solarize(threshold: Any = 128) -> Node | None:
-    if type(threshold) not in (int, float) or not math.isfinite(threshold):
+    if type(threshold) not in (int, float) or not abs(threshold) < math.inf:
         return None
     return "solarize", {"value": solarize_threshold(threshold)}
 
 
 def _grayscale(num_output_channels: Any) -> Node | None:
-    return ("grayscale", {}) if num_output_channels == 3 else None
+    return ("grayscale", {}) if type(num_output_channels) is int and num_output_channels == 3 else None
 
 
 _FUNCTIONS: Final[tuple[tuple[Any, str, Callable[..., Node | None]], ...]] = (
@@ -64,14 +67,19 @@ _FUNCTIONS: Final[tuple[tuple[Any, str, Callable[..., Node | None]], ...]] = (
 )
 """Functions whose first argument is the image; their other arguments are read into a step."""
 
+_COMPUTED: Final = ("degenerate", "intermediate_mode")
+"""Attributes of enhancers that are computed from the image."""
+
 _replaced: list[tuple[Any, str, Any]] = []  # holder, name, original; None if there was none
 
 
-def install(change: Change) -> None:
+def install(change: Change, copy: Copy, is_unchanged: IsUnchanged) -> None:
     """Replace the functions that are not patched, once.
 
     Args:
         change: Adds a step to an image's pending pixels; returns ``None`` if it cannot.
+        copy: Copies an image to which ``change`` could add a step; else returns ``None``.
+        is_unchanged: Whether an image's pixels are still pending, and those of its copy.
     """
     if _replaced:
         return
@@ -83,11 +91,13 @@ def install(change: Change) -> None:
         _replace(module, name, replacement)
     originals = [kind.__init__ for kind in _ENHANCERS]  # type: ignore[misc]
     if all(getattr(each, "__module__", None) == ImageEnhance.__name__ for each in originals):
-        _replace_enhancers(dict(zip(_ENHANCERS, originals, strict=True)), change)
+        _replace_enhancers(dict(zip(_ENHANCERS, originals, strict=True)), change, copy, is_unchanged)
 
 
 def uninstall() -> None:
     """Put the original functions back."""
+    for enhancer in list(_waiting):
+        _complete(enhancer)
     while _replaced:
         holder, name, original = _replaced.pop()
         if original is None:
@@ -114,46 +124,77 @@ def _register(old: Any, new: Any) -> None:
 
 def _function(original: Any, read: Callable[..., Node | None], change: Change) -> Any:
     @functools.wraps(original)
-    def function(image: Any, *arguments: Any, **rest: Any) -> Any:
+    def function(*arguments: Any, **rest: Any) -> Any:
         node = changed = None
-        with contextlib.suppress(TypeError):  # the original raises its own
-            node = read(*arguments, **rest)
+        if arguments:
+            with contextlib.suppress(TypeError):  # the original raises its own
+                node = read(*arguments[1:], **rest)
         if node is not None:
-            changed = change(image, *node)
-        return original(image, *arguments, **rest) if changed is None else changed
+            changed = change(arguments[0], *node)
+        return original(*arguments, **rest) if changed is None else changed
 
     return function
 
 
-def _replace_enhancers(originals: dict[type, Any], change: Change) -> None:
-    """Make an enhancer compute what it blends the image with only when it is needed."""
+_waiting: Final[WeakKeyDictionary[Any, tuple[Image.Image, Any]]] = WeakKeyDictionary()
+"""Enhancers that have not computed what they blend with; their image as it was then, and the original ``__init__``."""
+
+
+def _complete(enhancer: Any) -> None:
+    """Compute what an enhancer blends its image with, if it has not."""
+    if type(enhancer) in _ENHANCERS and (waiting := _waiting.pop(enhancer, None)) is not None:
+        image, original = waiting
+        made = object.__new__(type(enhancer))
+        original(made, image)
+        for name, value in vars(made).items():
+            vars(enhancer).setdefault(name, value)
+
+
+def _replace_enhancers(originals: dict[type, Any], change: Change, copy: Copy, is_unchanged: IsUnchanged) -> None:
+    """Make an enhancer compute what it blends the image with only when it is needed.
+
+    Its image may be changed or replaced meanwhile.
+    """
     enhance = ImageEnhance._Enhance.enhance
 
     def new_init(cls: type, original: Any) -> Any:
         @functools.wraps(original)
         def __init__(self: Any, image: Any) -> None:  # noqa: N807
-            if type(self) is cls and change(image, _ENHANCERS[cls], {"value": 1.0}) is not None:
-                vars(self)["image"] = image
-            else:
+            is_unread = cls is ImageEnhance.Brightness and getattr(image, "tile", None)  # and would stay so
+            copied = copy(image, _ENHANCERS[cls]) if type(self) is cls and not is_unread else None
+            if copied is None:
                 original(self, image)
+                return
+            for name in _COMPUTED:
+                vars(self).pop(name, None)
+            vars(self)["image"] = image
+            _waiting[self] = copied, original
 
         return __init__
 
     @functools.wraps(enhance)
     def new_enhance(self: Any, factor: Any) -> Any:
         changed = None
-        if "degenerate" not in vars(self) and type(self) in _ENHANCERS and type(factor) in (int, float):
-            changed = change(self.image, _ENHANCERS[type(self)], {"value": float(factor)})
+        waiting = _waiting.get(self) if type(self) in _ENHANCERS and "degenerate" not in vars(self) else None
+        if waiting is not None and type(factor) in (int, float):
+            image, _ = waiting
+            if is_unchanged(self.image, image):
+                changed = change(image, _ENHANCERS[type(self)], {"value": float(factor)})
         return enhance(self, factor) if changed is None else changed
 
     def late(self: Any, name: str) -> Any:
-        if name in ("degenerate", "intermediate_mode") and type(self) in originals and "image" in vars(self):
-            originals[type(self)](self, vars(self)["image"])
+        if name in _COMPUTED:
+            _complete(self)
             if name in vars(self):
                 return vars(self)[name]
         raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
+
+    def state(self: Any) -> Any:
+        _complete(self)
+        return vars(self)
 
     for cls, original in originals.items():
         _replace(cls, "__init__", new_init(cls, original))
     _replace(ImageEnhance._Enhance, "enhance", new_enhance)
     _replace(ImageEnhance._Enhance, "__getattr__", late)
+    _replace(ImageEnhance._Enhance, "__getstate__", state)

@@ -13,7 +13,6 @@ import contextlib
 import dis
 import functools
 import io
-import math
 import sys
 import warnings
 from dataclasses import dataclass
@@ -46,6 +45,10 @@ _FLIPS: Final = {
 _FACTORS: Final = (0.0, 0.3, 1.0, 1.7, 3.0)
 ROOM: Final = 1 << 20
 """By how much a file may be larger than its pixels, bytes; larger ones are not read whole."""
+TARGET_MAX: Final = 1 << 26
+"""The most pixels of a resize that is pending. Pillow raises at once where there is no memory for them."""
+NUMBER_MAX: Final = 1e9
+"""The largest side of a box or entry of a matrix that is pending."""
 RADIUS_MAX: Final = 1000.0
 """The largest radius of a blur that is pending, pixels."""
 
@@ -87,8 +90,7 @@ def _note(image: JpegImageFile) -> None:
         return
     if type(file) not in (io.BufferedReader, io.BytesIO) or file.closed or "load_read" in vars(image):
         return
-    limit = Image.MAX_IMAGE_PIXELS
-    if limit is not None and image.width * image.height > limit:  # Pillow warns again for every crop
+    if _is_bomb(image.width, image.height):  # Pillow warns again for every crop
         return
     at = file.tell()
     size = file.seek(0, io.SEEK_END)
@@ -148,8 +150,21 @@ def _im(self: Image.Image) -> Any:
     return _known.originals["im"].fget(self)
 
 
+def _is_bomb(width: int, height: int) -> bool:
+    """Whether Pillow warns of so many pixels, or raises."""
+    limit = Image.MAX_IMAGE_PIXELS
+    return limit is not None and width * height > limit
+
+
+def _is_number(value: Any) -> bool:
+    return type(value) in (int, float) and abs(value) <= NUMBER_MAX
+
+
 def _pending(image: Image.Image) -> Pending | None:
-    """An image's pending pixels, after noting those of a file that is not yet decoded."""
+    """An image's pending pixels, after noting those of a file that is not yet decoded.
+
+    Call it once the arguments are known to be right: wrong ones leave the file as it is.
+    """
     if isinstance(image, JpegImageFile) and image.tile:
         _note(image)
     im: Any = image._im
@@ -170,7 +185,7 @@ def _copy(self: Image.Image) -> Image.Image:
 
 
 def _convert(self: Image.Image, mode: str | None = None, *arguments: Any, **rest: Any) -> Image.Image:
-    pending = _pending(self) if mode == "RGB" and not arguments and not rest else None
+    pending = _pending(self) if type(mode) is str and mode == "RGB" and not arguments and not rest else None
     return (
         _known.originals["convert"](self, mode, *arguments, **rest)
         if pending is None
@@ -179,36 +194,36 @@ def _convert(self: Image.Image, mode: str | None = None, *arguments: Any, **rest
 
 
 def _crop(self: Image.Image, box: Any = None) -> Image.Image:
-    plain = type(box) in (tuple, list) and len(box) == 4 and all(type(side) in (int, float) for side in box)
-    pending = _pending(self) if plain and all(map(math.isfinite, box)) else None
-    if pending is not None and box != (0, 0, *self.size):
-        left, top, right, bottom = map(int, map(round, box))
-        if 0 <= left < right <= self.width and 0 <= top < bottom <= self.height:
-            cropped = pending.cropped((left, top, right, bottom))
-            if cropped is not None:
-                return self._new(cast("Any", cropped))
-    return cast("Image.Image", _known.originals["crop"](self, box))
+    cropped = None
+    if type(box) in (tuple, list) and len(box) == 4 and all(map(_is_number, box)):
+        left, top, right, bottom = map(round, box)
+        inside = 0 <= left < right <= self.width and 0 <= top < bottom <= self.height
+        pending = _pending(self) if inside and not _is_bomb(right - left, bottom - top) else None
+        cropped = pending and pending.cropped((left, top, right, bottom))
+    if cropped is None:
+        return cast("Image.Image", _known.originals["crop"](self, box))
+    return self._new(cast("Any", cropped))
 
 
 def _resize(
     self: Image.Image, size: Any, resample: Any = None, box: Any = None, reducing_gap: Any = None
 ) -> Image.Image:
+    resized = None
     plain = box is None and reducing_gap is None and type(size) in (tuple, list) and len(size) == 2
     name = _NAMES.get(3 if resample is None else resample) if resample is None or isinstance(resample, int) else None
-    pending = _pending(self) if plain and name is not None and name in _known.filters else None
-    if pending is not None:
+    if plain and name in _known.filters and all(type(side) is int and side > 0 for side in size):
         width, height = size
-        if type(width) is type(height) is int and width > 0 and height > 0 and (width, height) != self.size:
-            resized = pending.resized((width, height), cast("str", name))
-            if resized is not None:
-                return self._new(cast("Any", resized))
-    return cast("Image.Image", _known.originals["resize"](self, size, resample, box, reducing_gap))
+        pending = _pending(self) if (width, height) != self.size and width * height <= TARGET_MAX else None
+        resized = pending and pending.resized((width, height), name)
+    if resized is None:
+        return cast("Image.Image", _known.originals["resize"](self, size, resample, box, reducing_gap))
+    return self._new(cast("Any", resized))
 
 
 def _transpose(self: Image.Image, method: Any) -> Image.Image:
-    pending = _pending(self)
+    pending = _pending(self) if isinstance(method, int) else None
     turned = None if pending is None else pending.turned(method)
-    kind = _FLIPS.get(method) if isinstance(method, int) else None
+    kind = _FLIPS.get(method) if pending is not None else None
     if pending is not None and turned is None and kind in _known.keeps_info:
         turned = pending.changed(kind, {})
     return _known.originals["transpose"](self, method) if turned is None else self._new(cast("Any", turned))
@@ -224,10 +239,11 @@ def _transform(
     fillcolor: Any = None,
 ) -> Image.Image:
     changed = None
-    if method == Image.Transform.AFFINE and size == self.size and fill == 1 and isinstance(resample, int):
+    whole = type(size) is tuple and size == self.size and all(type(side) is int for side in size)
+    if whole and isinstance(method, int) and method == Image.Transform.AFFINE and isinstance(resample, int):
         sampling = SAMPLINGS.get(resample)
         color = (0, 0, 0) if fillcolor is None else fillcolor
-        plain = type(data) in (tuple, list) and len(data) == 6 and all(type(each) in (int, float) for each in data)
+        plain = type(data) in (tuple, list) and len(data) == 6 and all(map(_is_number, data))
         colored = type(color) is tuple and len(color) == 3 and all(type(c) is int and 0 <= c <= 255 for c in color)
         if plain and colored and sampling is not None:
             fields = {"matrix": tuple(map(float, data)), "sampling": sampling, "fill": color}
@@ -253,13 +269,29 @@ def _changed(image: Any, kind: str, fields: dict[str, Any]) -> Image.Image | Non
     Returns:
         The changed image; ``None`` if its pixels are not pending, or the step is not exact.
     """
-    pending = _pending(image) if kind in _known.keeps_info and isinstance(image, Image.Image) else None
+    pending = _pending_for(kind, image)
     if pending is None:
         return None
     result: Image.Image = image._new(cast("Any", pending.changed(kind, fields)))
     if not _known.keeps_info[kind]:
         result.info = {}
     return result
+
+
+def _pending_for(kind: str, image: Any) -> Pending | None:
+    """An image's pending pixels, if a kind of step on them is exact."""
+    return _pending(image) if kind in _known.keeps_info and isinstance(image, Image.Image) else None
+
+
+def _as_it_is(image: Any, kind: str) -> Image.Image | None:
+    """Copy an image with pending pixels, if a kind of step on them is exact."""
+    pending = _pending_for(kind, image)
+    return None if pending is None else cast("Image.Image", image._new(pending))
+
+
+def _is_unchanged(image: Any, copy: Image.Image) -> bool:
+    """Whether an image's pixels are still pending, and those of its copy."""
+    return getattr(image, "_im", None) is copy._im
 
 
 def _array_interface(self: Image.Image) -> dict[str, Any]:
@@ -280,7 +312,7 @@ def _open_first(self: JpegImageFile) -> None:
     if all(found[name] in (former[name], method) for name, (_, _, method) in _METHODS.items()):
         for name, (cls, attribute, method) in _METHODS.items():
             setattr(cls, attribute, _known.originals[name] if name == "open" else method)
-        lazy_functions.install(_changed)
+        lazy_functions.install(_changed, _as_it_is, _is_unchanged)
     _known.originals["open"](self)
 
 
@@ -290,8 +322,8 @@ _METHODS: Final[dict[str, tuple[type, str, Any]]] = {
     "load": (Image.Image, "load", _load),
     "im": (Image.Image, "im", property(_im, lambda self, im: setattr(self, "_im", im))),
     "array": (Image.Image, "__array_interface__", property(_array_interface)),
-    "copy": (Image.Image, "copy", _copy),
     "__copy__": (Image.Image, "__copy__", _copy),
+    "copy": (Image.Image, "copy", _copy),
     "convert": (Image.Image, "convert", _convert),
     "crop": (Image.Image, "crop", _crop),
     "resize": (Image.Image, "resize", _resize),
@@ -299,6 +331,9 @@ _METHODS: Final[dict[str, tuple[type, str, Any]]] = {
     "transform": (Image.Image, "transform", _transform),
     "filter": (Image.Image, "filter", _filter),
 }
+for _cls, _attribute, _method in _METHODS.values():
+    if not isinstance(_method, property):
+        _method.__qualname__ = f"{_cls.__name__}.{_attribute}"  # which errors of wrong arguments name
 
 _EXAMPLES: Final[tuple[Node, ...]] = (
     *((kind, {"value": value}) for kind in ("brightness", "contrast", "saturation", "sharpness") for value in _FACTORS),

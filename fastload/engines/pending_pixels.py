@@ -34,12 +34,14 @@ class ByPillow:
         pass_rule: The core's rule for the order of a resize's passes.
         comparisons: How many of the next parts to compare with Pillow's.
         failed: Called at a difference.
+        differs: Whether there was one. Everything is left to Pillow then.
     """
 
     load: Callable[[Any], Any]
     pass_rule: str
     comparisons: int
     failed: Callable[[], None]
+    differs: bool = False
 
 
 class File:
@@ -54,13 +56,14 @@ class File:
 
     def part(self, pending: Pending) -> NDArray[np.uint8]:
         """Decode a part, ``(H, W, 3)``."""
-        pixels = self._native(pending)
+        pixels = None if self._pillow.differs else self._native(pending)
         if pixels is None:
             return pending.by_pillow(self._by_pillow())
         if self._pillow.comparisons > 0:
             self._pillow.comparisons -= 1
             expected = pending.by_pillow(self._by_pillow())
             if not np.array_equal(pixels, expected):
+                self._pillow.differs = True
                 self._pillow.failed()
                 return expected
         return pixels
@@ -217,8 +220,8 @@ class Pending:
     def by_pillow(self, whole: Any) -> NDArray[np.uint8]:
         """Do the same to the whole core image by Pillow."""
         core = whole.crop(self.box)
-        if self.target is not None:
-            core = core.resize(self.target, FILTERS[self.filter], (0, 0, *core.size))
+        if self.target is not None:  # by the image's method: Pillow 12.2 and 12.3 choose the order of passes there
+            core = Image.Image()._new(core).resize(self.target, FILTERS[self.filter]).im
         if self.window is not None:
             core = core.crop(self.window)
         if self.mirrored:

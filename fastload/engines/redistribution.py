@@ -47,7 +47,7 @@ def check_form(data: dict[str, Any]) -> None:
     """
     process, dealt = data["process"], data["dealt"]
     for entry, kinds in [*((stage, _STAGE) for stage in dealt), *([] if process is None else [(process, _PROCESS)])]:
-        if any(type(entry[name]) is not kind for name, kind in kinds.items()):
+        if entry.keys() != kinds.keys() or any(type(entry[name]) is not kind for name, kind in kinds.items()):
             raise TypeError("a process must be described by its rank, number of replicas and sampler")
         if entry["replicas"] < 1:
             raise TypeError("the number of replicas must be positive")

@@ -47,7 +47,7 @@ class Sources:
         generators: Those of the loader's and its samplers' own generators, by name.
         epochs: The samplers' ``epoch``, if they have one.
         samplers: What the samplers' ``state_dict()`` returned, if they have one.
-        dataset: The dataset's state, if it is read in this process.
+        dataset: The state of this process's dataset: as it is read here, or as worker processes begin with it.
     """
 
     main: bytes
@@ -98,7 +98,10 @@ class Sources:
         """
         self.write(loader)
         samplers = any(asked is not None for asked in self.samplers) and not is_at_end(loader._index_sampler)
-        self.dataset.begin(loader.dataset)
+        if loader.num_workers:  # whose processes begin with it
+            self.dataset.set(loader.dataset)
+        else:
+            self.dataset.begin(loader.dataset)
         self.write(loader, samplers=samplers)
 
     def packed(self, texts: Texts, name: str) -> dict[str, Any]:

@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+import os
 import pickle
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final
 
+import numpy as np
 import torch
+from torch.utils.data import Subset
 
 from fastload.device.normalize import host_images
 from fastload.engines.decode_batch import drawn
 from fastload.engines.parity_check import same
 from fastload.engines.random_states import set_state, state_now
+from fastload.pipeline.arrays import Pixels
 from fastload.pipeline.samples import filled
+from fastload.pipeline.stamp import RecipeStamp
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -30,6 +35,21 @@ class DifferenceError(Exception):
 
 
 @dataclass(frozen=True, slots=True)
+class FailedSample:
+    """A sample that the user's code could not make.
+
+    Attributes:
+        sample: Its position in the batch.
+        error: What was raised.
+        after: States of the generators then; ``None`` if nothing draws from them.
+    """
+
+    sample: int
+    error: Exception
+    after: bytes | None
+
+
+@dataclass(frozen=True, slots=True)
 class Made:
     """A batch as the core has made it.
 
@@ -37,31 +57,44 @@ class Made:
         recipe: How it was made.
         job: Its finished job.
         indices: The samples' indices.
+        resolved: The same; see :meth:`~fastload.pipeline.reader.Recipe.resolve`.
         sources: Their encoded images.
         rests: What is around the images; see :func:`~fastload.pipeline.samples.filled`.
         pixels: ``(N, H, W, 3)`` uint8.
         patches: What erases each sample.
-        after: States of the generators after the batch; ``None`` if nothing draws.
+        after: States of the generators after the batch, ``None`` if nothing draws; or the first sample that failed.
     """
 
     recipe: Recipe
     job: _core.Job
     indices: Any
+    resolved: Any
     sources: list[Any]
     rests: list[Any]
     pixels: torch.Tensor
     patches: list[list[Patch]]
-    after: bytes | None
+    after: bytes | FailedSample | None
 
     def samples(self) -> SampleList:
         """Make the samples' images, each in memory of its own."""
-        images_of = images_alone(self.recipe)
-        images = [self._image(images_of, sample) for sample in range(len(self.sources))]
+        recipe, images_of = self.recipe, images_alone(self.recipe)
+        images = [self._image(images_of, sample) for sample in range(self._count)]
+        if recipe.target_transform is None:
+            return SampleList(recipe, images, self.rests)
         states: list[Any] = []
-        if self.recipe.target_transform is not None and self.after is not None:
-            states = [*(self.job.generator_before(sample) for sample in range(1, len(images))), self.after]
-        others = self.recipe.pipeline.draws_others
-        return SampleList(images, self.rests, self.recipe.target_transform, states, self.indices, others)
+        if recipe.pipeline.draws:
+            behind = self.after if isinstance(self.after, bytes) else self.job.generator_before(len(images))
+            states = [*(self.job.generator_before(sample) for sample in range(1, len(images))), behind]
+        failed = self.after if isinstance(self.after, FailedSample) else None
+        stamp, sources = RecipeStamp(recipe), self.sources if recipe.looks_up else []
+        if isinstance(sources, Pixels):  # the user's function might write to them
+            sources = [source.copy() for source in sources]
+        return SampleList(recipe, images, self.rests, sources, self.resolved, states, stamp, failed)
+
+    @property
+    def _count(self) -> int:
+        """How many samples were made."""
+        return self.after.sample if isinstance(self.after, FailedSample) else len(self.sources)
 
     def _image(self, images_of: Callable[..., Any], sample: int) -> torch.Tensor:
         some = slice(sample, sample + 1)
@@ -84,7 +117,7 @@ class Made:
             DifferenceError: One is not the same.
         """
         recipe, pipeline = self.recipe, self.recipe.pipeline
-        chosen = [sample for sample in range(len(self.sources)) if sample not in beside][:most]
+        chosen = [sample for sample in range(self._count) if sample not in beside][:most]
         for sample in chosen:
             now = state_now(others=pipeline.draws_others)
             before: bytes = self.job.generator_before(sample) if pipeline.draws else now  # type: ignore[assignment]
@@ -107,41 +140,85 @@ class SampleList:
     """Samples before the user's ``target_transform``.
 
     Attributes:
-        images: Their images.
+        recipe: How they were made.
+        images: Their images, up to one that failed.
         rests: What is around the images.
-        target_transform: The user's, if any.
+        sources: The encoded images, or their pixels, as they were looked up; empty if ``encoded()`` gave them.
+        resolved: The samples' indices in the innermost ``Subset``.
         states: States of the generators after each image; empty if nothing draws.
-        indices: The samples' indices.
-        draws_others: Whether images draw from Python's ``random`` or from NumPy, too.
+        stamp: Of what the recipe was read from.
+        failed: The sample behind the last image, if it could not be made.
     """
 
+    recipe: Recipe
     images: list[torch.Tensor]
     rests: list[Any]
-    target_transform: Callable[[Any], Any] | None
-    states: list[bytes]
-    indices: Any
-    draws_others: bool
+    sources: list[Any] = field(default_factory=list)
+    resolved: list[Any] = field(default_factory=list)
+    states: list[bytes] = field(default_factory=list)
+    stamp: RecipeStamp | None = None
+    failed: FailedSample | None = None
 
-    def completed(self, dataset: Any) -> tuple[list[Any], bool]:
+    def completed(self) -> tuple[list[Any], bool]:
         """Complete the samples, with ``target_transform`` run from the state that each would find.
 
-        Args:
-            dataset: Makes the samples that follow one whose target has drawn random numbers.
+        That function may draw random numbers, and change what the recipe was read from. The samples that follow are
+        then made by the dataset.
 
         Returns:
             The samples, and whether all images could be used.
+
+        Raises:
+            Exception: Of the sample that failed, if it does after all targets before it.
         """
-        if self.target_transform is None:
+        transform, samples = self.recipe.target_transform, []
+        if transform is None:
             return [filled(rest, image) for rest, image in zip(self.rests, self.images, strict=True)], True
-        samples: list[Any] = []
-        for number, (image, target) in enumerate(zip(self.images, self.rests, strict=True)):
+        for number, image in enumerate(self.images):
+            target = self._target(number)
+            if target is _CHANGED:
+                break
             if self.states:
                 set_state(self.states[number])
-            samples.append((image, self.target_transform(target)))
-            now = state_now(others=self.draws_others) if self.states else b""
-            if self.states and now != self.states[number]:  # the next images would have drawn other numbers
-                return samples + [dataset[index] for index in self.indices[len(samples) :]], False
-        return samples, True
+            samples.append((image, transform(target)))
+            if self.states and state_now(others=self.recipe.pipeline.draws_others) != self.states[number]:
+                break  # the next images would have drawn other numbers
+        else:
+            if self.failed is None:
+                return samples, True
+            if self._target(len(samples)) is not _CHANGED:
+                if self.failed.after is not None:
+                    set_state(self.failed.after)
+                raise self.failed.error
+        dataset = self.recipe.dataset
+        while type(dataset) is Subset and type(dataset.dataset) is Subset:
+            dataset = dataset.dataset
+        return samples + [dataset[index] for index in self.resolved[len(samples) :]], False
+
+    def _target(self, number: int) -> Any:
+        """Look a sample's target up; ``_CHANGED`` if the sample would now have another image."""
+        if not number:
+            return self.rests[0]
+        if self.stamp is None or not self.stamp.holds():
+            return _CHANGED
+        if not self.sources:
+            return self.rests[number]
+        try:
+            source, target = self.recipe.locate_resolved(self.resolved[number])
+        except Exception:  # noqa: BLE001 - the dataset raises it again
+            return _CHANGED
+        return target if _is_same_source(source, self.sources[number]) else _CHANGED
+
+
+_CHANGED: Final = object()
+
+
+def _is_same_source(source: Any, other: Any) -> bool:
+    if type(source) is not type(other):
+        return False
+    if isinstance(source, np.ndarray):
+        return np.array_equal(source, other)
+    return isinstance(source, str | os.PathLike) and bool(source == other)
 
 
 def images_alone(recipe: Recipe) -> Callable[..., Any]:

@@ -21,7 +21,6 @@ import time
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Final
 
-import numpy as np
 import torch
 from PIL import Image, ImageFile
 from torch.utils.data import _utils, default_collate
@@ -30,8 +29,8 @@ from fastload.engines.decode_batch import TookTooLongError, check_size, working_
 from fastload.engines.random_states import set_state, state_now
 from fastload.engines.worker_states import first_states
 from fastload.nvtx import stages
-from fastload.pipeline.datasets import BytesPath
-from fastload.pipeline.reader import pixel_limit
+from fastload.pipeline.datasets import OddPath, sendable
+from fastload.pipeline.reader import OpenedImage, pixel_limit
 from fastload.torch_workers.orphans import LOOK_S, exit_with_parent
 from fastload.torch_workers.processes import JOIN_S, forking_workers
 from fastload.torch_workers.signals import deferred_signals, usual_signals
@@ -40,10 +39,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
     from multiprocessing.connection import Connection
 
-    from numpy.typing import NDArray
     from torch._utils import ExceptionWrapper
 
-    from fastload.pipeline.erasing import Patch
     from fastload.pipeline.reader import Recipe
 
 READY_S = 5.0  # time allowed from the fork until the process accepts requests; usually 10 ms
@@ -172,7 +169,8 @@ class SampleProcess:
     @functools.cached_property
     def max_pixels(self) -> int:
         """Pillow's limit on image size in that process, in pixels; 0 is none. May block."""
-        return pixel_limit(self._ask(("max_pixels",)) if self._settings is None else self._settings.max_pixels)
+        limit = self._ask(("max_pixels",)) if self._settings is None else self._settings.max_pixels
+        return pixel_limit(limit, self._recipe.pipeline.largest_crop)
 
     def sample(
         self, source: Any, state: bytes | None, *, size: tuple[int, ...], worker: int, where: str, view: int = 0
@@ -186,7 +184,7 @@ class SampleProcess:
         Raises:
             RuntimeError: The process has ended.
         """
-        return self._ask(("sample", _sendable(source), state, size, worker, where, view))  # type: ignore[no-any-return]
+        return self._ask(("sample", sendable(source), state, size, worker, where, view))  # type: ignore[no-any-return]
 
     def fetched(self, indices: list[Any], state: bytes | None, *, worker: int) -> tuple[ExceptionWrapper | None, bytes]:
         """Fetch a batch from the dataset; return its error, if any, and the generators' state.
@@ -320,16 +318,6 @@ class _UnsendableError(RuntimeError):
     """An answer could not be pickled."""
 
 
-def _sendable(source: Any) -> Any:
-    """Convert a sample's path or bytes to plain types."""
-    if type(source) is tuple:
-        return tuple(map(_sendable, source))
-    if isinstance(source, os.PathLike):
-        path = os.fspath(source)
-        return path if isinstance(path, str) else BytesPath(path)
-    return source if isinstance(source, str | bytes | np.ndarray) else bytes(source)
-
-
 def _answer_requests(
     connection: Connection, recipe: Recipe, settings: _Settings | None, parent: int, *inherited: Connection
 ) -> None:
@@ -369,6 +357,9 @@ def _pickled(answer: Any) -> bytes:
         return pickle.dumps(_UnsendableError(f"it cannot be pickled: {type(error).__name__}: {error}"))
 
 
+_images: Final = OpenedImage()
+
+
 def _max_pixels(recipe: Recipe) -> Any:
     return Image.MAX_IMAGE_PIXELS
 
@@ -379,7 +370,11 @@ def _sample(
     if state is not None:
         set_state(state)
     try:
-        result: Any = made_here(recipe, source, size, view)
+        if isinstance(source, OddPath):  # it comes without its path, which may be anything
+            source, _ = recipe.locate_resolved(source.index)
+        pixels = recipe.pixels(source, view, _images)
+        check_size(pixels, size)
+        result: Any = pixels, recipe.pipeline.erased(pixels)
     except Exception:  # noqa: BLE001 - the worker would send any error of Pillow or the transforms
         result = wrapped(worker, where)
     return result, state_now(others=recipe.pipeline.draws_others)
@@ -396,24 +391,11 @@ def _fetched(recipe: Recipe, indices: list[Any], state: bytes | None, worker: in
     return error, state_now(others=recipe.pipeline.draws_others)
 
 
-def made_here(
-    recipe: Recipe, source: Any, size: tuple[int, ...], view: int = 0
-) -> tuple[NDArray[np.uint8], list[Patch]]:
-    """Make a view's pixels, and what erases them, with the user's transforms.
-
-    Raises:
-        Exception: Any of Pillow, the transforms, or default_collate if the image's size is not ``size``.
-    """
-    pixels = recipe.pixels(source, view)
-    check_size(pixels, size)
-    return pixels, recipe.pipeline.erased(pixels)
-
-
 def located(recipe: Recipe, index: Any) -> Any:
     """Answer :meth:`SampleProcess.located` in this process."""
     try:
         source, target = recipe.locate(index)
-        source = _sendable(source)
+        source = sendable(source)
     except Exception as error:  # noqa: BLE001 - any error of the user's dataset
         return type(error).__name__
     return source, target

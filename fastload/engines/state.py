@@ -11,6 +11,7 @@ import copy
 import functools
 import warnings
 import weakref
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from torch.utils.data import IterableDataset
@@ -39,7 +40,7 @@ def begin(loader: LoaderConfig[Any], make: Callable[[], Any]) -> Any:
     if state.loaded is None and state.position is not None and state.position.failed:
         state.loaded = _after_failure(loader)
     if (data := state.loaded) is not None:
-        dataset = NO_STATE if loader.num_workers else DatasetState.copied(loader.dataset)
+        dataset = DatasetState.copied(loader.dataset)
         before = Sources.read(loader, samplers=True, dataset=dataset)
         counted = None if epochs is None else (epochs.seed, epochs.epoch)
         state.loaded = None
@@ -52,7 +53,7 @@ def begin(loader: LoaderConfig[Any], make: Callable[[], Any]) -> Any:
             with contextlib.suppress(Exception):  # as above, of the user's methods
                 before.write(loader)
             with contextlib.suppress(Exception):
-                _set_dataset(loader, dataset)
+                dataset.set(loader.dataset)
             if epochs is not None and counted is not None:
                 epochs.seed, epochs.epoch = counted
             raise
@@ -61,7 +62,7 @@ def begin(loader: LoaderConfig[Any], make: Callable[[], Any]) -> Any:
     persistent = getattr(loader, "_iterator", None)
     start, lost = None, None
     try:
-        start = Sources.read(loader, samplers=True)
+        start = Sources.read(loader, samplers=True, dataset=_before_workers(loader))
     except Exception as error:  # noqa: BLE001 - any error of a sampler's state_dict(); none for those who need no state
         lost = f"reading the generators and samplers raised {type(error).__name__}: {error}"
     iterator = count_epochs(persistent, make)
@@ -119,11 +120,12 @@ def _resume(loader: LoaderConfig[Any], data: dict[str, Any], make: Callable[[], 
     workers = None if data["workers"] is None else [one and WorkerState.unpacked(one) for one in data["workers"]]
     by_index = loader.randomness == "sample"
     resumption = None
-    if goes_on or again:
+    begins = iterable and loader.num_workers and start.dataset.dataset is not None  # see WorkerProgress
+    if goes_on or again or begins:
         resumption = Resumption(
             loader,
             skip=0 if iterable else skip,
-            base_seed=data["base_seed"],
+            base_seed=data["base_seed"] if goes_on or again else None,
             workers=workers,
             turn=data["turn"] * goes_on if iterable else skip % max(1, int(loader.num_workers)),
             num_workers=None if by_index and workers is None else data["num_workers"],
@@ -139,7 +141,7 @@ def _resume(loader: LoaderConfig[Any], data: dict[str, Any], make: Callable[[], 
     state.resumption = resumption
     here = goes_on and not loader.num_workers
     if here and iterable:
-        _set_dataset(loader, now.dataset)
+        now.dataset.set(loader.dataset)
     iterator = make()
     if here and iterable:
         fetcher = host_of(iterator)._dataset_fetcher
@@ -150,7 +152,7 @@ def _resume(loader: LoaderConfig[Any], data: dict[str, Any], make: Callable[[], 
     state.position = position = Position(start, again=again, first=skip, resumption=resumption)
     position.follow(loader, iterator)
     if here and not iterable:  # not earlier: it may set the generators that the sampler draws from
-        _set_dataset(loader, now.dataset)
+        now.dataset.set(loader.dataset)
     if goes_on:
         position.dealt = data["dealt"]
         if iterable or not loader.num_workers:  # which have drawn since they entered
@@ -169,9 +171,10 @@ def _after_failure(loader: Any) -> dict[str, Any]:
     return data
 
 
-def _set_dataset(loader: Any, state: DatasetState) -> None:
-    if state.dataset is not None:
-        loader.dataset.load_state_dict(copy.deepcopy(state.dataset))
+def _before_workers(loader: Any) -> DatasetState:
+    """Return what worker processes begin with: the state of this process's dataset, if any."""
+    found = DatasetState.copied(loader.dataset) if loader.num_workers else NO_STATE
+    return NO_STATE if found.error else found
 
 
 def state_dict(loader: LoaderConfig[Any]) -> dict[str, Any]:
@@ -207,8 +210,10 @@ def _read(loader: LoaderConfig[Any], position: Position | None) -> dict[str, Any
 
     if position is not None:
         place = position.read(loader.dataset)
+        if place.ended and loader.num_workers:
+            place = replace(place, dataset=_before_workers(loader))
     else:
-        dataset = NO_STATE if loader.num_workers else DatasetState.of(loader.dataset)
+        dataset = _before_workers(loader) if loader.num_workers else DatasetState.of(loader.dataset)
         if dataset.error and not hasattr(loader.dataset, "__next__"):  # that may have a state only once it iterates
             raise UnknownStateError(dataset.error)
         place = ConsumerPlace(0, False, 0, 0, 0, None, dataset)

@@ -3,22 +3,26 @@
 from __future__ import annotations
 
 import binascii
+import json
+import operator
 import os
 import zlib
 from typing import TYPE_CHECKING, Any, Final
 
+import numpy as np
+import torch
 from torch.utils.data import IterableDataset, Subset
 
 from fastload.autoscale.policy import AutoWorkers
 from fastload.engines import redistribution
 from fastload.engines.resumption import Sources, other_workers
-from fastload.engines.worker_progress import FLAGS, WorkerState
+from fastload.engines.worker_progress import WorkerState
 from fastload.options import has_state
 
 if TYPE_CHECKING:
     from fastload.options import LoaderConfig
 
-VERSION: Final = 4
+VERSION: Final = 5
 _TYPES: Final[dict[str, type | tuple[type, ...]]] = {
     **{
         "_num_yielded": int,
@@ -41,10 +45,11 @@ _TYPES: Final[dict[str, type | tuple[type, ...]]] = {
     **{"seed": (int, type(None)), "epoch": int, "start": dict, "now": dict, "workers": (list, type(None))},
     **{"process": (dict, type(None)), "dealt": list, "checksum": int},
 }
-_OF_SOURCES: Final = ("start", "now")
-_PLAIN: Final = sorted(set(_TYPES) - {*_OF_SOURCES, "workers", "process", "dealt", "checksum"})
 _NUMBERS: Final = ("_num_yielded", "drawn", "num_workers", "turn", "base_seed", "epoch")
 _NAMES: Final = 64  # file names of a dataset that are compared
+_FIRST: Final = operator.itemgetter(0)
+_NUMERIC: Final = frozenset({int, float, bool, type(None)})
+_SHORT: Final = 256  # characters of a string that is cheaper to write out than to make a checksum of
 
 
 def check(loader: LoaderConfig[Any], data: Any) -> None:
@@ -65,21 +70,83 @@ def check(loader: LoaderConfig[Any], data: Any) -> None:
 
 
 def check_sum(data: dict[str, Any]) -> None:
-    """Raise a ValueError if a state has other numbers than when it was saved."""
+    """Raise a ValueError if a state is another than when it was saved."""
     if checksum_of(data) != data["checksum"]:
         raise ValueError("the state is damaged: its checksum differs; use an earlier one")
 
 
 def checksum_of(data: dict[str, Any]) -> int:
-    """Return a checksum of a state's numbers.
+    """Return a checksum of all that a state holds, besides its checksum.
 
-    Generators have checksums of their own. What users' objects returned has none.
+    It is the same for what JSON makes of a state, and for tensors on another device.
     """
-    plain = [data[name] for name in _PLAIN]
-    sources = [data[name]["epochs"] for name in _OF_SOURCES]
-    workers = [one and [one["batches"], *(one.get(flag, False) for flag in FLAGS)] for one in data["workers"] or ()]
-    processes = [sorted(one.items()) for one in (data["process"] or {}, *data["dealt"])]
-    return zlib.crc32(repr((plain, sources, data["workers"] is None, workers, processes)).encode())
+    held = {name: value for name, value in data.items() if name != "checksum"}
+    return zlib.crc32(ascii(_content(held)).encode())
+
+
+def _content(value: Any, within: frozenset[int] = frozenset()) -> Any:
+    """Return plain data whose ``ascii()`` tells a value from any other.
+
+    It is the same in every process.
+
+    Args:
+        value: Any object.
+        within: Ids of the objects that it is in.
+    """
+    kind = type(value)
+    if kind in _NUMERIC:
+        return value
+    if isinstance(value, str):
+        return value if len(value) < _SHORT else ("str", *_bytes(value.encode("utf-8", "surrogatepass")))
+    if id(value) in within:
+        return "within", len(within)
+    within |= {id(value)}
+    if isinstance(value, dict):
+        keys = [key if type(key) is str else _key(key, within) for key in value]
+        values = [entry if type(entry) in _NUMERIC else _content(entry, within) for entry in value.values()]
+        return "dict", sorted(zip(keys, values, strict=True), key=_FIRST)
+    if isinstance(value, list | tuple):
+        return list(value) if set(map(type, value)) <= _NUMERIC else [_content(entry, within) for entry in value]
+    if isinstance(value, bytes | bytearray):
+        return "bytes", *_bytes(value)
+    if isinstance(value, set | frozenset):
+        return "set", sorted(ascii(_content(entry, within)) for entry in value)
+    try:
+        return _content_of_object(value, within)
+    except Exception:  # noqa: BLE001 - any error of the user's type, or of torch; a function or a class
+        return "type", getattr(value, "__qualname__", kind.__qualname__)
+
+
+def _content_of_object(value: Any, within: frozenset[int]) -> Any:
+    if isinstance(value, torch.Tensor):
+        of_bytes = value.detach().cpu().contiguous().view(-1).view(torch.uint8)
+        return "tensor", str(value.dtype), list(value.shape), *_bytes(of_bytes.numpy())
+    if isinstance(value, np.ndarray | np.generic):
+        if value.dtype.hasobject:
+            return "array", str(value.dtype), _content(value.tolist(), within)
+        return "array", value.dtype.str, list(value.shape), *_bytes(value.tobytes())
+    if isinstance(value, int):  # of a subclass, as an enumeration
+        return int(value)
+    if isinstance(value, float):
+        return float(value)
+    reduced = value.__reduce_ex__(4)
+    if isinstance(reduced, str):
+        return "global", reduced
+    function, arguments, *more = reduced
+    state, *items = more or [None]
+    parts = [arguments, state, *(None if one is None else list(one) for one in items)]
+    return "object", function.__qualname__, [_content(part, within) for part in parts]
+
+
+def _key(key: Any, within: frozenset[int]) -> str:
+    """Return a dict's key as JSON writes it."""
+    if isinstance(key, str):
+        return str(key)
+    return json.dumps(key) if type(key) in _NUMERIC else ascii(_content(key, within))
+
+
+def _bytes(content: Any) -> tuple[int, int]:
+    return len(content), zlib.crc32(content)
 
 
 def check_form(loader: LoaderConfig[Any], data: Any) -> list[WorkerState]:

@@ -21,6 +21,7 @@ from torch.utils.data import IterableDataset, _DatasetKind
 
 from fastload.engines.packed_states import Texts, digest_of, unpack
 from fastload.engines.sample_seeding import SeededByIndex
+from fastload.memory.sending import reduce_error
 from fastload.options import has_state
 from fastload.stats.kept_states import KeptState
 
@@ -102,6 +103,11 @@ class DatasetState:
         """Return what the next epoch begins with."""
         return replace(self, dataset=self.iterator if self.is_iterator else self.dataset, iterator=None, ended=False)
 
+    def set(self, dataset: Any) -> None:
+        """Set a dataset's state."""
+        if self.dataset is not None:
+            dataset.load_state_dict(copy.deepcopy(self.dataset))  # which it may keep, and change
+
     def begin(self, dataset: Any) -> None:
         """Set a dataset's state, so that its next iteration is a new epoch.
 
@@ -112,12 +118,12 @@ class DatasetState:
             return
         if self.is_iterator:
             iter(dataset)
-            dataset.load_state_dict(copy.deepcopy(self.dataset))  # which it may keep, and change
+            self.set(dataset)
             return
-        dataset.load_state_dict(copy.deepcopy(self.dataset))
+        self.set(dataset)
         iterable = isinstance(dataset, IterableDataset)
         if iterable and not is_at_end(dataset):
-            dataset.load_state_dict(copy.deepcopy(self.dataset))
+            self.set(dataset)
 
     def resume(self, fetcher: Any) -> None:
         """Set the state of a fetcher's new iterator."""
@@ -202,6 +208,9 @@ class NotLoaded(ExceptionWrapper):
         error.add_note(KEPT_NOTE)
         return cls(where=f"in DataLoader worker process {worker}, which begins with a loaded state")
 
+    def __reduce__(self) -> Any:
+        return reduce_error(self)
+
 
 class _FailedFetcher:
     """Stands for the fetcher of a worker that could not begin with its state."""
@@ -274,6 +283,8 @@ class WorkerProgress:
         state, self.resumed = self.resumed, None
         if self.failed is not None:
             return _FailedFetcher(self.failed)
+        if state is None and former is None and self.read_again is not None and isinstance(dataset, IterableDataset):
+            state = self._as_it_is(dataset)  # one that a loaded state has put at its end begins an epoch, all the same
         if state is None:
             self._keep(NO_STATE if former is None else DatasetState.of(dataset, former).at_next_epoch(), 0)
             return make()
@@ -282,6 +293,12 @@ class WorkerProgress:
         except Exception as error:  # noqa: BLE001 - any error of the user's methods
             self.failed = NotLoaded.of(error, self._worker)
             return _FailedFetcher(self.failed)
+
+    def _as_it_is(self, dataset: Any) -> WorkerState | None:
+        from fastload.engines.random_states import state_now
+
+        data = DatasetState.copied(dataset)
+        return None if data.dataset is None else WorkerState(state_now(others=True), 0, data)
 
     def _resumed_fetcher(self, state: WorkerState, dataset: Any, make: Callable[[], Any]) -> Any:
         data = state.data

@@ -150,17 +150,22 @@ class SendsPromptly:
 
     Torch's workers send a batch from a second thread, which takes the GIL many times. Each time it waits for one
     interval, 5 ms by default, if Python code is making the next batch.
+
+    Args:
+        worker_init_fn: The user's.
+        promptly: If not, it only sees to it that what is sent arrives.
     """
 
-    def __init__(self, worker_init_fn: Callable[[int], None] | None) -> None:
+    def __init__(self, worker_init_fn: Callable[[int], None] | None, *, promptly: bool = True) -> None:
         from fastload.memory.sending import send_batches
 
         self.worker_init_fn = worker_init_fn
+        self.promptly = promptly
         self._send_batches = send_batches
 
     def __call__(self, worker_id: int) -> None:  # noqa: D102
-        self._send_batches()
-        if sys.getswitchinterval() == _USUAL_SWITCH_S:  # else the user has set it
+        self._send_batches(moves=self.promptly)
+        if self.promptly and sys.getswitchinterval() == _USUAL_SWITCH_S:  # else the user has set it
             sys.setswitchinterval(SWITCH_S)
         if self.worker_init_fn is not None:
             self.worker_init_fn(worker_id)
@@ -219,7 +224,7 @@ def first_call_of(
     """Return a worker's first call: signals, timed fetches, prompt sending, the user's ``worker_init_fn``."""
     follows = functools.partial(KeepsStates, states=counters.states, generators=loader.randomness == "worker")
     if loader.engine == "torch":
-        return TakesSignals(MeasuredWorker(follows(worker_init_fn), counters))
+        return TakesSignals(MeasuredWorker(follows(SendsPromptly(worker_init_fn, promptly=False)), counters))
     makes_lazy_images(loader)  # learns what forked workers then inherit
     if makes_native_samples(loader):
         from fastload.engines.native_samples import MakesNativeSamples

@@ -49,9 +49,11 @@ class Spread:
         return statistics.median(self.values)
 
     @property
-    def relative(self) -> float:
-        """Max minus min, as a share of the median; 0 if the median is 0."""
-        return (max(self.values) - min(self.values)) / self.median if self.median else 0.0
+    def plus_minus(self) -> str:
+        """Half of max minus min, of the median; a dash for one value."""
+        if len(self.values) == 1 or not self.median:
+            return "–"
+        return f"{(max(self.values) - min(self.values)) / self.median / 2:.1%}"
 
     def percentile(self, percent: float) -> float:
         """The smallest value that at least ``percent`` per cent of the values do not exceed."""
@@ -86,6 +88,39 @@ def interleave(contenders: Mapping[str, Callable[[], float]], repeats: int) -> d
 def ratio(numerator: Spread, denominator: Spread) -> Spread:
     """Divide two contenders of one :func:`interleave` round by round, which cancels drift."""
     return Spread.of([a / b for a, b in zip(numerator.values, denominator.values, strict=True)])
+
+
+def extent(record: Mapping[str, Any], form: str) -> str:
+    """Format the least and the most of :meth:`Spread.record`: ``"3 to 5"``.
+
+    One repeat has no spread, and says so.
+
+    Args:
+        record: Of the repeats.
+        form: How a number is formatted.
+    """
+    if has_one_repeat(record):
+        return "one repeat"
+    return f"{record['min']:{form}} to {record['max']:{form}}"
+
+
+def with_farthest(record: Mapping[str, Any], form: str, unit: str) -> str:
+    """Format the median of :meth:`Spread.record`, and how far the farthest repeat is from it.
+
+    Args:
+        record: Of the repeats.
+        form: How a number is formatted.
+        unit: Behind it.
+    """
+    median = record["median"]
+    if has_one_repeat(record):
+        return f"{median:{form}}{unit}"
+    return f"{median:{form}} ± {max(record['max'] - median, median - record['min']):{form}}{unit}"
+
+
+def has_one_repeat(record: Mapping[str, Any]) -> bool:
+    """Whether :meth:`Spread.record` has one value, which says nothing of a spread."""
+    return len(record["values"]) == 1
 
 
 def environment() -> dict[str, Any]:

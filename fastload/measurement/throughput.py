@@ -13,10 +13,10 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from fastload._batch import map_tensors
-from fastload.device.replay import twin_of
 from fastload.loader import FastLoader
 from fastload.measurement.clock import clock_for
 from fastload.options import resolve_device
+from fastload.torch_workers.twin import twin_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator

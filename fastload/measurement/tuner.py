@@ -14,11 +14,11 @@ from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Any, Final
 
 from fastload.autoscale.policy import GROWTH, SPARE, STARVED, cores_for_loading, workers_needed
-from fastload.device.replay import twin_of
 from fastload.loader import FastLoader
 from fastload.measurement.throughput import ceiling_rate, endless, in_flight, loop_rate
 from fastload.options import resolve_device
 from fastload.stats.diagnosis import report
+from fastload.torch_workers.twin import twin_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -2,6 +2,9 @@
 
 Torch's workers send every tensor's shared memory by a connection of its own, and pay a page fault for every 4 KiB
 they write there. Here the kernel copies a tensor into a file that is not mapped; the receiver maps it, as torch does.
+
+A batch is pickled within its message, so that one that cannot be pickled, or unpickled, is an error in its turn. In
+torch the message is lost, and the training process waits for it forever.
 """
 
 from __future__ import annotations
@@ -10,6 +13,7 @@ import contextlib
 import errno
 import functools
 import io
+import mmap
 import os
 import pickle
 import socket
@@ -21,9 +25,10 @@ from typing import TYPE_CHECKING, Any, Final, cast
 
 import torch
 import torch.utils.data._utils.fetch as torch_fetch
+from torch._utils import ExceptionWrapper
 from torch.multiprocessing import get_sharing_strategy
 from torch.multiprocessing.reductions import reduce_tensor
-from torch.utils.data import default_collate
+from torch.utils.data import default_collate, get_worker_info
 from torch.utils.data._utils.worker import _worker_loop
 
 from fastload.memory.packing import SMALL_BYTES, collate_into, contiguous_stride, is_packable, stacks_into
@@ -34,18 +39,26 @@ if TYPE_CHECKING:
 FILES_MAX: Final = 253
 """File descriptors that Linux sends in one message (``SCM_MAX_FD``)."""
 
+CONTENT_BYTES: Final = 1 << 20
+"""A batch of more bytes, its moved tensors aside, goes in a memory file too: a pipe takes it in pieces of 64 KiB."""
+
 _FEW: Final = 16
 _PLAIN: Final = (int, float, str, bool)
 
 _arriving = threading.local()  # the memory files of the batch that this thread unpickles
 
 
-def send_batches() -> None:
-    """Make this worker process send its batches in memory files, if its fetchers are torch's."""
+def send_batches(*, moves: bool) -> None:
+    """Make this worker process send batches and errors that arrive, if its fetchers are torch's.
+
+    Args:
+        moves: Whether tensors are sent in memory files.
+    """
+    ForkingPickler.register(ExceptionWrapper, reduce_error)
     for name in ("_MapDatasetFetcher", "_IterableDatasetFetcher"):
         kind: Any = getattr(torch_fetch, name, None)
         if getattr(kind, "__module__", None) == torch_fetch.__name__:
-            kind.fetch = _sending(kind.fetch)
+            kind.fetch = _sending(kind.fetch, moves)
 
 
 def sends_files() -> bool:
@@ -54,18 +67,26 @@ def sends_files() -> bool:
     return bool(strategy == "file_descriptor") and hasattr(os, "memfd_create")
 
 
-def _sending(fetch: Callable[[Any, Any], Any]) -> Any:
+def _sending(fetch: Callable[[Any, Any], Any], moves: bool) -> Any:
     @functools.wraps(fetch)
     def fetch_to_send(self: Any, possibly_batched_index: Any, *, __fastload__: Any = None) -> Any:
-        is_sent = sys._getframe(1).f_code is _worker_loop.__code__  # not by a loader that the dataset has
-        if not is_sent or not sends_files():
+        if not _is_of_loop(self):
             return fetch(self, possibly_batched_index)
-        if stacks_into(self.collate_fn):
+        if moves and sends_files() and stacks_into(self.collate_fn):
             self.collate_fn = _collate_into_files
         data = fetch(self, possibly_batched_index)
-        return Sent(data) if type(data) in (torch.Tensor, list, tuple, dict) else data
+        moved = moves and type(data) in (torch.Tensor, list, tuple, dict)
+        return Sent(data, possibly_batched_index, moves=moved)
 
     return fetch_to_send
+
+
+def _is_of_loop(fetcher: Any) -> bool:
+    """Whether torch's loop asks; a loader that the dataset has sends nothing."""
+    caller = sys._getframe(2)
+    while caller.f_code is not _worker_loop.__code__ and caller.f_back is not None:
+        caller = caller.f_back
+    return caller.f_locals.get("fetcher") is fetcher
 
 
 def _collate_into_files(samples: list[Any]) -> Any:
@@ -118,37 +139,84 @@ def stack_one_by_one(samples: Iterable[torch.Tensor], size: Sequence[int]) -> to
 
 
 class Sent:
-    """A batch that is unpickled as its ``data``.
+    """A batch that is unpickled as its ``data``, or as an error.
 
     Tensors to which nothing else refers are moved, small ones within the message. Torch shares the others with the
     worker, which may send them again.
+
+    Args:
+        data: The batch.
+        indices: What it was made of.
+        moves: Whether tensors are moved.
     """
 
-    __slots__ = ("data",)
+    __slots__ = ("data", "indices", "moves")
 
-    def __init__(self, data: Any) -> None:
+    def __init__(self, data: Any, indices: Any = None, *, moves: bool = True) -> None:
         self.data = data
+        self.indices = indices
+        self.moves = moves
 
     def __reduce__(self) -> tuple[Any, ...]:
+        try:
+            try:
+                return self._reduced(in_files=sends_files())
+            except OSError:  # there are no more files
+                return self._reduced(in_files=False)
+        except Exception as error:  # noqa: BLE001 - any error of the user's objects, or of torch's tensors
+            error.add_note(f"when the batch of indices {_shown(self.indices)} was pickled, to be sent by its worker")
+            return reduce_error(ExceptionWrapper(where=_where()))  # type: ignore[no-untyped-call]
+
+    def _reduced(self, *, in_files: bool) -> tuple[Any, ...]:
         content = io.BytesIO()
-        pickler = _Pickler(content, {id(tensor) for tensor in _alone([self.data])})
-        if not pickler.moved or pickler.dispatch_table.get(torch.Tensor) is not reduce_tensor:  # the user's reducer
-            return _itself, (self.data,)
+        pickler = _Pickler(content)
+        if in_files and self.moves and pickler.dispatch_table.get(torch.Tensor) is reduce_tensor:  # not the user's own
+            pickler.moved.update(map(id, _alone([self.data])))
         try:
             pickler.dump(self.data)
-            return _receive, (content.getvalue(), *_posted(pickler.files))
-        except OSError:  # there are no more files
-            return _itself, (self.data,)
+            if not in_files or content.tell() <= CONTENT_BYTES or len(pickler.files) == FILES_MAX:
+                return _receive, (content.getvalue(), *_posted(pickler.files))
+            pickler.files.append(_memory_file())
+            _write(pickler.files[-1], torch.frombuffer(content.getbuffer(), dtype=torch.uint8), 0)
+            return _receive, (None, *_posted(pickler.files))
         finally:
             _close(pickler.files)
+
+
+def _where() -> str:
+    info = get_worker_info()
+    return "in the main process" if info is None else f"in DataLoader worker process {info.id}"
+
+
+def _shown(indices: Any) -> str:
+    return repr(indices[:_FEW]) if isinstance(indices, list) else repr(indices)
+
+
+def reduce_error(error: ExceptionWrapper) -> tuple[Any, ...]:
+    """Reduce a worker's error, of the nearest type that can be sent."""
+    kinds: list[bytes] = []
+    for kind in error.exc_type.__mro__[:-1]:
+        with contextlib.suppress(Exception):  # such as a class within a function
+            kinds.append(pickle.dumps(kind))
+    return _received_error, (type(error), kinds, error.exc_msg, error.where)
+
+
+def _received_error(wrapper: type, kinds: list[bytes], message: str, where: str) -> Any:
+    error: Any = object.__new__(wrapper)
+    error.exc_msg, error.where = message, where
+    for kind in kinds:
+        with contextlib.suppress(Exception):  # of a module that only the worker has
+            error.exc_type = pickle.loads(kind)
+            break
+    return error
 
 
 class _Pickler(ForkingPickler):
     """Moves some tensors, by their ids."""
 
-    def __init__(self, content: io.BytesIO, moved: set[int]) -> None:
+    def __init__(self, content: io.BytesIO) -> None:
         super().__init__(content)
-        self.moved = moved
+        self.moved: set[int] = set()
         self.files: list[int] = []
 
     def reducer_override(self, obj: Any) -> Any:
@@ -205,11 +273,8 @@ def _sharer() -> Any:
     return cast("Any", resource_sharer)._resource_sharer
 
 
-def _itself(data: Any) -> Any:
-    return data
-
-
-def _receive(content: bytes, key: Any = None, count: int = 0) -> Any:
+def _receive(content: bytes | None, key: Any = None, count: int = 0) -> Any:
+    """Receive a batch; without ``content`` it is in the last file."""
     files: list[int] = []
     if key is not None:
         with (
@@ -221,7 +286,15 @@ def _receive(content: bytes, key: Any = None, count: int = 0) -> Any:
         if len(files) < count:
             raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
         _arriving.files = files
-        return pickle.loads(content)
+        if content is not None:
+            return pickle.loads(content)
+        with mmap.mmap(files[-1], 0, prot=mmap.PROT_READ) as whole:
+            return pickle.loads(whole)
+    except Exception as error:
+        if isinstance(error, EOFError | OSError) and getattr(error, "filename", None) is None:
+            raise  # of files or connections, which torch explains: too many, or a worker that has ended
+        error.add_note("when a batch of a worker's was unpickled")
+        return ExceptionWrapper(where=_where())  # type: ignore[no-untyped-call]
     finally:
         _arriving.files = None
         _close(files)

@@ -21,7 +21,7 @@ from torch.utils.data import default_collate
 
 from fastload.pipeline.batch_functions import read_collate, read_function
 from fastload.pipeline.errors import Refused, name_of
-from fastload.pipeline.monkeypatch_check import Functions
+from fastload.pipeline.monkeypatch_check import Functions, hidden
 from fastload.pipeline.orientation import HEAD_BYTES, is_upright, upright_by_header
 from fastload.pipeline.samples import IMAGE, Around
 
@@ -244,6 +244,8 @@ def arrow_images(dataset: Any, collate_fn: Callable[[Any], Any] | None) -> tuple
     """
     if (patched := _watched().patched()) is not None:
         raise Refused(patched)
+    if (name := hidden(dataset, type(dataset), dir(type(dataset)))) is not None:
+        raise Refused(f"the Hugging Face dataset has {name} of its own; leave it out")
     if dataset._format_type != "custom":
         raise Refused("the Hugging Face dataset has no transform; give it one by with_transform(function)")
     if dataset._output_all_columns or "token_per_repo_id" in (dataset._format_kwargs or {}):

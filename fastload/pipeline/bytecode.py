@@ -16,6 +16,8 @@ ABSENT: Final = object()
 
 _ATTRIBUTES: Final = ("LOAD_ATTR", "LOAD_METHOD", "LOAD_SUPER_ATTR")
 _FIXED: Final = ("LOAD_ATTR", "LOAD_CONST", "LOAD_SMALL_INT")
+_NOTHING: Final = ("CACHE", "EXTENDED_ARG", "NOP", "RESUME")
+_SELECTS: Final = ("FOR_ITER", "BINARY_SLICE")
 _NAMING: Final = frozenset(dis.opname[number] for number in dis.hasname)
 _CHANGES: Final = ("STORE_SUBSCR", "DELETE_SUBSCR", "STORE_SLICE", "STORE_DEREF", "YIELD_VALUE", "LOAD_BUILD_CLASS")
 _FLAGS: Final = inspect.CO_GENERATOR | inspect.CO_COROUTINE | inspect.CO_ASYNC_GENERATOR
@@ -31,7 +33,10 @@ class Uses:
         imports: Modules that it imports.
         changes: Whether it stores into anything but its local variables, or is a generator.
         conditions: Names of the attributes whose truth it asks; ``""`` is any other condition.
-        multiplies: Whether it multiplies, which may repeat a sequence, by neither a constant nor an attribute.
+        selects: Whether what it takes of its own values may depend on data: it multiplies, which may repeat a sequence,
+            by neither a constant nor an attribute; it has loops or slices; or it takes an item by neither a constant
+            nor from an attribute.
+        handles: Whether it handles exceptions.
     """
 
     names: frozenset[str]
@@ -39,7 +44,8 @@ class Uses:
     imports: frozenset[str]
     changes: bool
     conditions: frozenset[str]
-    multiplies: bool
+    selects: bool
+    handles: bool
 
 
 @functools.lru_cache(maxsize=64)
@@ -47,10 +53,14 @@ def uses_of(code: CodeType) -> Uses:
     """Read a function's code."""
     names, attributes, imports, conditions = set(), set(), set(), set()
     changes = bool(code.co_flags & _FLAGS)
-    before, multiplies, is_fixed = "", False, False
-    for step in dis.get_instructions(code):
+    before, selects, handles, is_fixed = "", False, False, False
+    steps = [step for step in dis.get_instructions(code) if step.opname not in _NOTHING]
+    for at, step in enumerate(steps):
         name, value = step.opname, step.argval
-        multiplies = multiplies or (name == "BINARY_OP" and step.argrepr == "*" and not is_fixed)
+        selects = selects or name in _SELECTS or (name == "BINARY_OP" and step.argrepr == "*" and not is_fixed)
+        if name == "BINARY_SUBSCR" or (name == "BINARY_OP" and step.argrepr == "[]"):
+            selects = selects or not (is_fixed or _container(steps[:at]) in _ATTRIBUTES)
+        handles = handles or name == "PUSH_EXC_INFO"
         is_fixed = name in _FIXED
         if name == "LOAD_GLOBAL":
             names.add(value)
@@ -73,9 +83,20 @@ def uses_of(code: CodeType) -> Uses:
             attributes |= inner.attributes
             imports |= inner.imports
             conditions |= inner.conditions
-            changes, multiplies = changes or inner.changes, multiplies or inner.multiplies
+            changes, selects = changes or inner.changes, selects or inner.selects
+            handles = handles or inner.handles
     found = frozenset(names), frozenset(attributes), frozenset(imports)
-    return Uses(*found, changes, frozenset(conditions), multiplies)
+    return Uses(*found, changes, frozenset(conditions), selects, handles)
+
+
+def _container(steps: list[dis.Instruction]) -> str:
+    """The instruction that makes what an item is taken from, of those before."""
+    made = 0
+    for at in reversed(range(len(steps))):
+        made += dis.stack_effect(steps[at].opcode, steps[at].arg, jump=False)
+        if made == 1:  # the index begins here
+            return steps[at - 1].opname if at else ""
+    return ""
 
 
 def global_of(function: FunctionType, name: str) -> Any:

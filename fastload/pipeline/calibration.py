@@ -12,11 +12,12 @@ import threading
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
+from types import FunctionType, SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import PIL
-from PIL import Image, features
+from PIL import Image, ImageFile, features
 from PIL.JpegImagePlugin import JpegImageFile
 from PIL.PngImagePlugin import PngImageFile
 from PIL.WebPImagePlugin import WebPImageFile
@@ -138,10 +139,10 @@ def _formats() -> frozenset[str]:
 
     names = _core.format_names()
     _core.set_trusted_formats((1 << len(names)) - 1)
-    opened_by: dict[str, tuple[str, Callable[[io.BytesIO], Image.Image]]] = {
+    opened_by: dict[str, tuple[str, Callable[[io.BytesIO], ImageFile.ImageFile]]] = {
         "PNG": ("zlib", PngImageFile),
-        "WebP (lossy)": ("webp", WebPImageFile),
-        "WebP (lossless)": ("webp", WebPImageFile),
+        "WebP (lossy)": ("webp", _webp()),
+        "WebP (lossless)": ("webp", _webp()),
     }
     formats = frozenset(
         format
@@ -150,6 +151,20 @@ def _formats() -> frozenset[str]:
     )
     _core.set_trusted_formats(sum(1 << names.index(format) for format in formats))
     return formats
+
+
+def _webp() -> type[ImageFile.ImageFile]:
+    """Make a class of WebP files that does not ask for the user's ``MAX_IMAGE_PIXELS``.
+
+    Pillow 13's does while it opens a file.
+    """
+    name = "_open"
+    method = getattr(WebPImageFile, name)
+    if method.__module__ != WebPImageFile.__module__ or method.__closure__:  # a patch, which may need names of its own
+        return WebPImageFile
+    unlimited = SimpleNamespace(**{**vars(Image), "_decompression_bomb_check": lambda *_, **__: None})
+    method = FunctionType(method.__code__, {**method.__globals__, "Image": unlimited})
+    return type("WebPProbe", (WebPImageFile,), {name: method})
 
 
 def _decodes_alike(subsampling: str) -> bool:
@@ -167,13 +182,15 @@ def _larger_probes(subsampling: str) -> list[bytes]:
     files = []
     for progressive in (False, True):
         file = io.BytesIO()
-        picture.save(file, "JPEG", quality=80, progressive=progressive, **how)
+        # Optimized, because Pillow then makes room for the whole file, however small the user's ImageFile.MAXBLOCK.
+        picture.save(file, "JPEG", quality=80, optimize=True, progressive=progressive, **how)
         files.append(file.getvalue())
     return files
 
 
-def _file_decodes_alike(data: bytes, opened: Callable[[io.BytesIO], Image.Image]) -> bool:
+def _file_decodes_alike(data: bytes, opened: Callable[[io.BytesIO], ImageFile.ImageFile]) -> bool:
     with opened(io.BytesIO(data)) as image:  # not Image.open, which checks the user's MAX_IMAGE_PIXELS
+        image.decodermaxblock = len(data)  # not the user's ImageFile.MAXBLOCK
         expected = np.asarray(image.convert("RGB"))
     rows, columns = expected.shape[:2]
     boxes = [(0, 0, rows, columns)]

@@ -5,29 +5,30 @@ from __future__ import annotations
 import bisect
 import copy
 import os
-from concurrent.futures import Future
+import pathlib
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 import torch
 import torchvision
-from torch.utils.data import ConcatDataset, IterableDataset, Subset
+from PIL import Image
+from torch.utils.data import ConcatDataset, Subset
 from torchvision import datasets
 from torchvision.datasets import folder, vision
 
 from fastload.pipeline import arrays, own_getitem
 from fastload.pipeline.arrays import OF_ARRAYS
+from fastload.pipeline.encoded_datasets import check_encoded, images_in, taken_of
 from fastload.pipeline.errors import Refused, name_of
 from fastload.pipeline.monkeypatch_check import Originals
-from fastload.pipeline.samples import taken_apart
-from fastload.pipeline.views import VIEWS_MAX
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Callable, Sequence
 
 PIL_LOADER: Final = folder.pil_loader
 _LOADERS: Final = (folder.default_loader, PIL_LOADER)
+_PATHS: Final = (type(pathlib.Path()), type(pathlib.PurePath()))
 
 _PAIRS: Final = ("_image_files", "_labels")
 _PETS: Final = ("_images", "_labels", "_bin_labels", "_target_types")
@@ -67,15 +68,13 @@ OF_FILES: Final = tuple(known for known in _FIELDS if known not in OF_ARRAYS)
 # They apply `transforms` to the image and its target.
 _BY_TRANSFORMS: Final = (datasets.OxfordIIITPet, datasets.Places365)
 _CLASSES: Final = (*_FIELDS, Subset, ConcatDataset, vision.StandardTransform)
-_DOWNLOADS: Final = ("_download", "download", "download_devkit", "download_images", "load_categories", "load_file_list")
-_ORIGINALS: Final = Originals(_CLASSES, besides=("__init__", "_check_integrity", *_DOWNLOADS))
-# What a subclass may have: nothing here is used when a sample is made.
+ORIGINALS: Final = Originals(_CLASSES, called=("__getitem__", "__len__", "__call__"))
+# What a subclass may have: no sample changes by it, or it is read (__getitem__).
 _HARMLESS: Final = frozenset(
     (
         *("__abstractmethods__", "__annotations__", "__dict__", "__doc__", "__firstlineno__", "__init__", "__len__"),
-        *("__module__", "__orig_bases__", "__parameters__", "__qualname__", "__repr__", "__static_attributes__"),
-        *("__weakref__", "_abc_impl", "_check_exists", "_check_integrity", "_download", "download", "extra_repr"),
-        *("find_classes", "make_dataset"),
+        *("__getitem__", "__module__", "__orig_bases__", "__parameters__", "__qualname__", "__repr__"),
+        *("__static_attributes__", "__str__", "__weakref__"),
     )
 )
 
@@ -90,18 +89,68 @@ class BytesPath(os.PathLike[bytes]):
         return self.path
 
 
+@dataclass(frozen=True, slots=True)
+class OddPath:
+    """A path that is none, which only the dataset's loader takes or refuses.
+
+    Pickles without the path, which may be anything.
+
+    Attributes:
+        path: Such as the number of an open file, ``None``, or an object with an ``__fspath__`` of its own.
+        loader: Opens it.
+        index: The sample's, after :meth:`~fastload.pipeline.reader.Recipe.resolve`.
+    """
+
+    path: Any
+    loader: Callable[[Any], Any]
+    index: Any
+
+    def opened(self) -> Any:
+        """Open the image."""
+        return self.loader(self.path)
+
+    def __reduce__(self) -> Any:
+        return OddPath, (None, self.loader, self.index)
+
+
+def sendable(source: Any) -> Any:
+    """Convert a sample's path or bytes to plain types, to send them to another process."""
+    if type(source) is tuple:
+        return tuple(map(sendable, source))
+    if isinstance(source, os.PathLike):
+        path = os.fspath(source)
+        return path if isinstance(path, str) else BytesPath(path)
+    return source if isinstance(source, str | bytes | np.ndarray | OddPath) else bytes(source)
+
+
+def _by_pillow(path: Any) -> Any:
+    return Image.open(path).convert("RGB")
+
+
+def _as_path(path: Any, known: type, index: Any) -> Any:
+    """Return a sample's path as the core takes it, or an :class:`OddPath`."""
+    kind = type(path)
+    if kind is str or kind in _PATHS:
+        return path
+    if isinstance(path, str):  # of a class of its own, such as NumPy's: the characters count
+        return str.__str__(path)
+    if isinstance(path, bytes):
+        return BytesPath(b"".join((path,)))
+    return OddPath(path, _by_pillow if known is datasets.OxfordIIITPet else PIL_LOADER, index)
+
+
 def locate(dataset: Any, index: Any) -> tuple[Any, Any]:
     """Get a sample's encoded image (bytes or path) and target. Raises what the dataset would."""
+    resolved = index
     dataset, index = _at_leaf(dataset, index)
     known = _known(kind := type(dataset))
     if known is None:
-        source, target = taken_apart(dataset.encoded(index), images_in(dataset))
-        return _of_own(source), target
+        return taken_of(dataset.encoded(index), images_in(dataset))
     if _has_own_getitem(kind, known):
         source, target = own_getitem.trace(dataset, index)
     else:
         source, target = _entry(dataset, known, index)
-    return BytesPath(source) if isinstance(source, bytes) else source, target
+    return source if known in OF_ARRAYS else _as_path(source, known, resolved), target
 
 
 def sample_name(dataset: Any, index: Any) -> str | None:
@@ -115,7 +164,7 @@ def sample_name(dataset: Any, index: Any) -> str | None:
         if known is None:
             name = dataset.sample_name(index) if hasattr(kind, "sample_name") else None
         else:
-            name = os.fsdecode(_entry(dataset, known, index)[0])
+            name = os.fsdecode(_as_path(_entry(dataset, known, index)[0], known, index))  # of odd ones, a TypeError
     except Exception:  # noqa: BLE001 - any error of the user's dataset
         return None
     return name if isinstance(name, str) else None
@@ -163,73 +212,10 @@ def paths_of(dataset: Any, indices: Sequence[Any]) -> tuple[list[str], list[Any]
             return None
         samples = getattr(dataset, _FIELDS[known][0])
         paths, targets = map(list, zip(*[samples[index] for index in indices], strict=True))
+        usual = set(map(type, paths)) == {str} and b"\0" not in os.fsencode("".join(paths))
     except Exception:  # noqa: BLE001 - any error of a user's sequence
         return None
-    return (paths, targets) if set(map(type, paths)) == {str} and "\0" not in "".join(paths) else None
-
-
-def asks_many(dataset: Any) -> bool:
-    """Whether a dataset, maybe within a ``Subset``, has :meth:`encoded_many`."""
-    while type(dataset) is Subset:
-        dataset = dataset.dataset
-    return callable(getattr(type(dataset), "encoded_many", None))
-
-
-def ask(dataset: Any, indices: Sequence[Any]) -> Future[Sequence[Any]]:
-    """Ask a dataset of :func:`asks_many` for the samples of a batch.
-
-    Returns:
-        For each index an encoded image (bytes or path) and a target, or an exception.
-    """
-    done: Future[Sequence[Any]] = Future()
-    try:
-        while type(dataset) is Subset:
-            indices, dataset = [dataset.indices[index] for index in indices], dataset.dataset
-        answer = dataset.encoded_many(list(indices))
-    except Exception as error:  # noqa: BLE001 - any error of the user's dataset; raised in the batch's turn
-        done.set_exception(error)
-        return done
-    if isinstance(answer, Future):
-        return answer
-    done.set_result(answer)
-    return done
-
-
-def images_in(dataset: Any) -> int:
-    """How many encoded images each sample of a dataset has.
-
-    Raises:
-        ValueError: Its ``images_per_sample`` is no such number.
-    """
-    images = getattr(dataset, "images_per_sample", 1) if hasattr(type(dataset), "encoded") else 1
-    if type(images) is not int or not 1 <= images <= VIEWS_MAX:
-        raise ValueError(f"images_per_sample must be an int from 1 to {VIEWS_MAX}, got {images!r}")
-    return images
-
-
-def taken(answer: Future[Sequence[Any]], count: int, images: int = 1) -> Iterator[tuple[Any, Any]]:
-    """Yield the samples of an :func:`ask`, with so many images.
-
-    Blocks; raises what the answer says of a sample.
-    """
-    entries = answer.result()
-    if len(entries) != count:
-        raise ValueError(f"encoded_many() must return an entry for each of {count} indices, got {len(entries)}")
-    for entry in entries:
-        if isinstance(entry, BaseException):
-            raise entry
-        source, target = taken_apart(entry, images)
-        yield _of_own(source), target
-
-
-def _of_own(source: Any) -> Any:
-    """Copy an array of the user's: pixels ``(H, W, 3)``, or else encoded bytes."""
-    if type(source) is tuple:
-        return tuple(map(_of_own, source))
-    if not isinstance(source, np.ndarray):
-        return source
-    is_image = source.dtype == np.uint8 and source.ndim == 3 and source.shape[2] == 3
-    return np.array(source, order="C") if is_image else bytes(source)
+    return (paths, targets) if usual else None
 
 
 def _entry(dataset: Any, known: type, index: Any) -> Any:
@@ -276,6 +262,14 @@ def is_gray(dataset: Any) -> bool:
     return known is not None and arrays.is_gray(known)
 
 
+def looked_up_in(dataset: Any) -> tuple[str, ...] | None:
+    """Attributes in which a leaf looks its samples up; ``None`` if ``encoded()`` gives them."""
+    known = _known(type(dataset))
+    if known is None:
+        return None
+    return *_FIELDS[known], _loader_name(known), *own_getitem.attributes_of(dataset, known)
+
+
 def copied(dataset: Any, spares: list[Any]) -> Any:
     """Copy a dataset with its indices and samples. One with ``encoded()`` is not copied.
 
@@ -300,11 +294,20 @@ def copied(dataset: Any, spares: list[Any]) -> Any:
     return whole
 
 
+def leaves_in(dataset: Any) -> list[Any]:
+    """List the datasets under all ``Subset`` and ``ConcatDataset``."""
+    if type(dataset) is Subset:
+        return leaves_in(dataset.dataset)
+    if type(dataset) is ConcatDataset:
+        return [leaf for part in dataset.datasets for leaf in leaves_in(part)]
+    return [dataset]
+
+
 def leaves_of(dataset: Any) -> list[Any]:
-    """List the datasets under all ``Subset`` and ``ConcatDataset``.
+    """List those of :func:`leaves_in`.
 
     Raises:
-        Refused: One cannot, or something is patched.
+        Refused: One cannot run natively, or something is patched.
     """
     if type(dataset) is Subset:
         _check_unpatched(dataset, Subset)
@@ -319,12 +322,12 @@ def leaves_of(dataset: Any) -> list[Any]:
 def _check_leaf(dataset: Any) -> None:
     kind = type(dataset)
     if (known := _known(kind)) is not None:
-        _check_unpatched(dataset, known)
         if kind is not known and (name := _own(dataset, known)) is not None:
             raise Refused(
                 f"dataset {kind.__name__} is a subclass of {known.__name__} with {name} of its own; "
                 f"use {known.__name__}, or give it encoded(index) and transform"
             )
+        _check_unpatched(dataset, known)
         if known is datasets.OxfordIIITPet:
             if "segmentation" in dataset._target_types:
                 raise Refused("OxfordIIITPet's target_types have 'segmentation', which is an image; leave it out")
@@ -347,15 +350,9 @@ def _check_leaf(dataset: Any) -> None:
                 f"{name_of(dataset.transform)} has a __len__ or __bool__, and may not be applied; leave it out"
             )
     elif callable(getattr(kind, "encoded", None)) and hasattr(dataset, "transform"):
-        if isinstance(dataset, IterableDataset):
-            raise Refused(f"{kind.__name__} is iterable; only datasets by index are supported natively")
-        if hasattr(kind, "__getitems__") and not asks_many(dataset):
-            raise Refused(f"{kind.__name__} fetches whole batches by __getitems__; give it encoded_many(indices) too")
-        raw_targets = getattr(kind, "encodes_raw_targets", False) is True
-        if getattr(dataset, "target_transform", None) is not None and not raw_targets:
-            raise Refused(f"{kind.__name__} has a target_transform; apply it in encoded()")
+        check_encoded(dataset)
     else:
-        known = next((base for base in kind.__mro__[1:] if base in _ORIGINALS), None)
+        known = next((base for base in kind.__mro__[1:] if base in ORIGINALS), None)
         what = f"a subclass of {known.__name__}, whose methods may be its own" if known is not None else "not known"
         raise Refused(f"dataset {kind.__name__} is {what}; use ImageFolder, or give it encoded(index) and transform")
 
@@ -401,7 +398,7 @@ def _check_getitem(dataset: Any, known: type) -> None:
 
 
 def _check_unpatched(dataset: Any, known: type) -> None:
-    if (patched := _ORIGINALS.patched(dataset, known)) is not None:
+    if (patched := ORIGINALS.patched(dataset, known)) is not None:
         raise Refused(patched)
 
 
@@ -427,12 +424,10 @@ def _own(dataset: Any, known: type) -> str | None:
     held = vars(dataset)
     for base in kind.__mro__:
         for name, value in vars(base).items() if base not in known.__mro__ else ():
-            if (
-                name in _HARMLESS or name == "__getitem__" or (name, value) == ("__slotnames__", [])
-            ):  # the latter is set by copying
+            if name in _HARMLESS or (name, value) == ("__slotnames__", []):  # set by copying
                 continue
             hides = name in held and (hasattr(type(value), "__set__") or hasattr(type(value), "__delete__"))
-            if hides or hasattr(known, name) or (name.startswith("__") and name.endswith("__")):
+            if hides or ORIGINALS.counts(known, name) or (name.startswith("__") and name.endswith("__")):
                 return name
     bare = known in (datasets.OxfordIIITPet, *OF_ARRAYS)
     loader = () if bare else (_loader_name(known),)

@@ -18,6 +18,9 @@ from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
+from fastload._files import open_file
+from fastload.pipeline.tagged_files import read_key
+
 if TYPE_CHECKING:
     from types import TracebackType
     from typing import Self
@@ -30,7 +33,6 @@ NAME: Final = "fastload.index"
 _MAGIC: Final = b"FLINDEX\x02"
 _NAME_IN_MAGIC: Final = _MAGIC[:7]  # the version follows
 _HEADER_BYTES: Final = 48
-_KEY_BYTES: Final = 48
 _LENGTH_BITS: Final = 24
 
 
@@ -38,55 +40,9 @@ class IndexFileError(ValueError):
     """An index cannot be used; the message says which and why."""
 
 
-def key_path() -> Path:
-    """Where this user's key lies; ``$XDG_STATE_HOME`` moves it."""
-    return Path(os.environ.get("XDG_STATE_HOME") or Path.home() / ".local" / "state") / "fastload" / "index.key"
-
-
-def read_key() -> bytes:
-    """Read this user's key.
-
-    Raises:
-        IndexFileError: There is none, or others may read or write it.
-    """
-    path = key_path()
-    try:
-        with path.open("rb") as file:
-            about = os.fstat(file.fileno())
-            key = file.read(_KEY_BYTES + 1)
-    except OSError as error:
-        raise IndexFileError(
-            f"the key {path} cannot be read ({error.strerror}); copy it from where the index was made"
-        ) from error
-    if about.st_uid not in (os.geteuid(), 0) or about.st_mode & 0o077 or len(key) != _KEY_BYTES:
-        raise IndexFileError(f"the key {path} must have {_KEY_BYTES} bytes, and only you may read it (chmod 600)")
-    return key
-
-
-def make_key() -> bytes:
-    """Read this user's key; make it first if there is none.
-
-    Raises:
-        IndexFileError: As in :func:`read_key`.
-        OSError: It cannot be written.
-    """
-    path = key_path()
-    if not path.exists():
-        path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-        descriptor, temporary = tempfile.mkstemp(dir=path.parent)  # of mode 600
-        try:
-            with os.fdopen(descriptor, "wb") as file:
-                file.write(os.urandom(_KEY_BYTES))
-            with suppress(FileExistsError):  # another process was first
-                os.link(temporary, path)
-        finally:
-            os.unlink(temporary)
-    return read_key()
-
-
 def is_index(path: str | os.PathLike[str]) -> bool:
     """Whether a file begins as an index of any version does."""
-    with open(path, "rb") as file:
+    with open_file(path) as file:
         return file.read(len(_NAME_IN_MAGIC)) == _NAME_IN_MAGIC
 
 
@@ -153,7 +109,7 @@ class OldIndex:
 
     Args:
         path: The index.
-        key: See :func:`make_key`.
+        key: See :func:`~fastload.pipeline.tagged_files.make_key`.
 
     Attributes:
         images: By path within the folder: bytes, time of change in ns, and the id of its list, or ``None`` without
@@ -201,7 +157,7 @@ class IndexWriter:
 
     Args:
         path: Where it goes.
-        key: See :func:`make_key`.
+        key: See :func:`~fastload.pipeline.tagged_files.make_key`.
     """
 
     def __init__(self, path: Path, key: bytes) -> None:

@@ -166,6 +166,12 @@ def _rgb(step: Any, place: Place) -> list[Node]:
     return []
 
 
+def _to_rgb(step: Any, place: Place) -> list[Node]:
+    if place.is_tensor:
+        raise Refused("a function that converts images to RGB comes where images are tensors; put it before")
+    return _rgb(step, place)
+
+
 def _chance(kind: str, comparison_v1: str, value: str | None = None) -> Callable[[Any, Place], list[Node]]:
     """Return a reader of transforms that take a step with probability ``p``.
 
@@ -354,6 +360,7 @@ OPS: Final[dict[str, Op]] = {
     "RandomVerticalFlip": Op(_flip("vertical_flip"), True, True, _MOVES),
     "Pad": Op(_pad, False, False, _MOVES),
     "RGB": Op(_rgb, False, True, _MOVES),
+    "ToRGB": Op(_to_rgb, False, True, _MOVES),
     "Grayscale": Op(_grayscale, False, False, _INTEGERS),
     "ColorJitter": Op(_color_jitter, True, False, _FLOATS),
     "RandomGrayscale": Op(_chance("grayscale", "less"), True, False, _INTEGERS),
@@ -374,11 +381,11 @@ OPS: Final[dict[str, Op]] = {
     "TrivialAugmentWide": Op(_trivial_augment, True, False, _FLOATS),
     "AutoAugment": Op(_auto_augment, True, False, _FLOATS),
 }
-"""By the name of torchvision's class, v1 and v2."""
+"""By the name of torchvision's class, v1 and v2, or of :class:`~fastload.pipeline.wrappers.ToRGB`."""
 
 
 _FLIPS: Final = ("RandomHorizontalFlip", "RandomVerticalFlip")
-_CROPS: Final = ("RandomCrop", "CenterCrop", "RandomResizedCrop", "Resize", "Pad", "Grayscale", "RGB")
+_CROPS: Final = ("RandomCrop", "CenterCrop", "RandomResizedCrop", "Resize", "Pad", "Grayscale", "RGB", "ToRGB")
 _TURNS: Final = ("RandomRotation", "RandomAffine", "RandomPerspective", "RandomApply", "RandomOrder", "RandomChoice")
 ON_GRAY: Final = frozenset((*_FLIPS, *_CROPS, *_TURNS))
 """Ops that do the same to a gray image as to each channel of an RGB image."""

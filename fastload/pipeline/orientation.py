@@ -16,11 +16,12 @@ if TYPE_CHECKING:
 HEAD_BYTES: Final = 4096
 """Of a file, in which most JPEG headers end."""
 
-_TAGS: Final = (b"\x01\x12", b"\x12\x01", b"Orientation")
-"""An orientation's tag in EXIF data, in either byte order, and its name in XMP data."""
 _PNG: Final = b"\x89PNG\r\n\x1a\n"
 _TEXTS: Final = (b"tEXt", b"zTXt", b"iTXt")
-_TURNING_TEXTS: Final = (b"Raw profile type exif", b"XML:com.adobe.xmp")
+_KEY_BYTES: Final = 80
+"""Of a PNG text's keyword and the zero behind it, at most."""
+_TURNING_WORDS: Final = (b"exif", b"xmp")
+"""In each keyword whose text Pillow reads an orientation from, such as ``Raw profile type exif`` and ``xmp``."""
 _PLAIN_CHUNKS: Final = frozenset(
     (
         *(b"IHDR", b"PLTE", b"IDAT", b"IEND", b"tRNS", b"gAMA", b"cHRM", b"sRGB", b"iCCP", b"sBIT", b"bKGD", b"pHYs"),
@@ -68,9 +69,21 @@ def _jpeg(data: Buffer) -> bool | None:
         if marker == 0xE1:
             payload = bytes(data[at + 4 : at + 2 + length])
             metadata += 1
-            if metadata > 1 or len(payload) != length - 2 or any(tag in payload for tag in _TAGS):
+            if metadata > 1 or len(payload) != length - 2 or not _segment_is_upright(payload):
                 return None
         at += 2 + length
+
+
+def _segment_is_upright(payload: bytes) -> bool:
+    """Whether a file's only EXIF or XMP data is sound and turns no image."""
+    if not payload.startswith(b"Exif\0\0"):
+        return b"Orientation" not in payload
+    exif = Image.Exif()
+    try:
+        exif.load(payload)
+        return bool(exif.get(ExifTags.Base.Orientation, 1) == 1)
+    except Exception:  # noqa: BLE001 - whatever damaged data raises; again when the image is opened
+        return False
 
 
 def _png(data: Buffer) -> bool | None:
@@ -78,7 +91,8 @@ def _png(data: Buffer) -> bool | None:
     while True:
         length, kind = struct.unpack_from(">I4s", data, at)
         if kind in _TEXTS:
-            if bytes(data[at + 8 : at + 8 + 80]).split(b"\0")[0] in _TURNING_TEXTS:
+            key = bytes(data[at + 8 : at + 8 + min(length, _KEY_BYTES)]).split(b"\0")[0].lower()
+            if any(word in key for word in _TURNING_WORDS):
                 return None
         elif kind not in _PLAIN_CHUNKS:
             return None

@@ -10,6 +10,7 @@ from __future__ import annotations
 import os
 import os.path
 import pathlib
+import weakref
 from types import FunctionType
 from typing import Any, Final
 
@@ -18,21 +19,36 @@ import torch
 
 from fastload.pipeline.bytecode import global_of, uses_of
 from fastload.pipeline.errors import Refused
+from fastload.pipeline.monkeypatch_check import Functions
 from fastload.pipeline.samples import IMAGE, Around
 
-_PURE: Final = (super, len, int, float, str, bool, dict, tuple, list, zip, enumerate, range, min, max, abs, round, sum)
+_PURE: Final = (super, len, int, float, str, bool, dict, tuple, list, abs, round)
 _MODULES: Final = (os, os.path, pathlib, pathlib.Path, torch)
 _STAND_INS: Final = frozenset(("__getitem__", "loader", "transform", "target_transform"))
 _METHODS: Final = frozenset(
     (
-        *("split", "rsplit", "replace", "lower", "upper", "strip", "lstrip", "rstrip", "removeprefix", "removesuffix"),
-        *("startswith", "endswith", "join", "zfill", "get", "keys", "values", "items", "item", "tolist"),
+        *("split", "rsplit", "lower", "upper", "strip", "lstrip", "rstrip", "removeprefix", "removesuffix"),
+        *("startswith", "endswith", "join", "zfill", "item", "tolist"),
         *("path", "sep", "basename", "dirname", "splitext", "Path", "name", "stem", "suffix", "parent", "as_posix"),
         *("tensor", "as_tensor", "from_numpy", "long", "int64", "int32", "float32"),
     )
 )
-_PLAIN: Final = (int, float, str, bytes, bool, type(None), np.ndarray, torch.Tensor, type(pathlib.Path()))
+_PLAIN: Final = frozenset((int, float, str, bytes, bool, type(None), torch.Tensor, type(pathlib.Path())))
 _HOLDERS: Final = (list, tuple, dict)
+_DEPTH: Final = 8
+_LONG: Final = 1_000
+"""Entries from which on a list is judged again only if it has another length: 1,000,000 take 0.2 s."""
+
+_functions: Final = Functions()
+_functions.add(os, ("fspath",))
+_functions.add(os.path, ("basename", "dirname", "join", "split", "splitext"))
+_functions.add(torch.Tensor, ("long",))
+for _path in (type(pathlib.Path()), pathlib.Path, pathlib.PurePath):
+    _functions.add(
+        _path, ("__new__", "__init__", "__str__", "__fspath__", "as_posix", "name", "parent", "stem", "suffix")
+    )
+_judged: Final[weakref.WeakKeyDictionary[Any, dict[str, tuple[Any, int]]]] = weakref.WeakKeyDictionary()
+"""Long lists that hold nothing but data, by dataset and attribute, and their lengths."""
 
 
 class _Opened:
@@ -66,10 +82,14 @@ def _why_impure(method: Any, dataset: Any) -> str | None:
     uses = uses_of(method.__code__)
     if uses.changes or uses.imports:
         return "changes or imports something"
+    if uses.handles:
+        return "handles exceptions"
     if uses.conditions - {"transform", "target_transform"}:
         return "depends on a condition"
-    if uses.multiplies:  # of some samples, it may return the image several times
-        return "may repeat something by a number that depends on the sample"
+    if uses.selects:  # of some samples, it may return the image several times, or not at all
+        return "may repeat or choose something by what depends on the sample"
+    if (why := _functions.patched()) is not None:
+        return f"calls a function of which {why}"
     known = (*_PURE, *_MODULES, *type(dataset).__mro__[:-1])
     for name in sorted(uses.names):
         value = global_of(method, name)
@@ -87,16 +107,34 @@ def _is_plain_attribute(dataset: Any, name: str) -> bool:
     held, of_class = vars(dataset), getattr(type(dataset), name, None)
     if of_class is not None and not _is_plain(of_class):
         return False
-    return _is_plain(held[name]) if name in held else of_class is not None or name in _METHODS
+    if name not in held:
+        return of_class is not None or name in _METHODS
+    value = held[name]
+    if type(value) is not list or len(value) < _LONG:
+        return _is_plain(value)
+    judged = _judged.setdefault(dataset, {})
+    if name not in judged or judged[name][0] is not value or judged[name][1] != len(value):
+        if not _is_plain(value):
+            return False
+        judged[name] = value, len(value)
+    return True
 
 
 def _is_plain(value: Any) -> bool:
-    """Whether it is data of plain types, judged by its first entry."""
-    if type(value) in (list, tuple):
-        return not value or _is_plain(value[0])
-    if type(value) is dict:
-        return not value or all(map(_is_plain, next(iter(value.items()))))
-    return type(value) in _PLAIN
+    """Whether it is data of plain types, all through."""
+    level = [value]
+    for _ in range(_DEPTH):
+        others = {*map(type, level)} - _PLAIN
+        if not others:
+            return True
+        if not others <= {*_HOLDERS, np.ndarray} or any(
+            type(each) is np.ndarray and each.dtype.hasobject for each in level
+        ):
+            return False
+        holders = [each for each in level if type(each) in _HOLDERS]
+        level = [part for each in holders for part in each]
+        level += [part for each in holders if type(each) is dict for part in each.values()]
+    return False
 
 
 def attributes_of(dataset: Any, known: type) -> list[str]:

@@ -150,7 +150,7 @@ class _Reading:
             match statement:
                 case ast.Expr(ast.Constant(str())) | ast.Pass():
                     continue
-                case ast.Assign([ast.Name(name)], value):
+                case ast.Assign([ast.Name(name)], value) if name != self._self:
                     self.variables[name] = self._value(value)
                     continue
                 case ast.If(test, body, otherwise):

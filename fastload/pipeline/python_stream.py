@@ -73,7 +73,7 @@ def check_others() -> None:
 def _is_numpys_own() -> bool:
     own: Any = np.random.mtrand
     same = np.random.choice == own._rand.choice and np.random.seed in (getattr(own, "seed", None), own._rand.seed)
-    return same and np.random.get_state(legacy=False)["bit_generator"] == "MT19937"
+    return same and type(own._rand._bit_generator) is np.random.MT19937
 
 
 def python_bytes(state: tuple[Any, ...]) -> bytes:

@@ -55,7 +55,7 @@ def calibrate_stream() -> StreamCalibration | None:
         The rules for ``_core.DrawPlan.set_uniform_rule``; None if no rule reproduces this torch, and nothing random may
         run natively.
     """
-    with _LOCK:
+    with _LOCK, torch.device("cpu"):  # whatever the default device is
         return _calibrate()
 
 
@@ -75,9 +75,9 @@ def _same_integers() -> bool:
     seed = 2**40 + 7
     core, generator = _core.Generator(seed), torch.Generator().manual_seed(seed)
     for _ in range(_DRAWS):
-        if core.rand() != torch.rand(1, generator=generator).item():
+        if core.rand() != torch.rand(1, dtype=torch.float32, generator=generator).item():
             return False
-        if [core.rand(), core.rand()] != torch.rand((2,), generator=generator).tolist():
+        if [core.rand(), core.rand()] != torch.rand((2,), dtype=torch.float32, generator=generator).tolist():
             return False
         if [core.randint(0, 2), core.randint(0, 2)] != torch.randint(0, 2, (2,), generator=generator).tolist():
             return False
@@ -91,8 +91,9 @@ def _same_integers() -> bool:
 
 def _same_uniforms(low: float, high: float, fused: bool, excludes_upper: bool) -> bool:
     core, generator = _core.Generator(1), torch.Generator().manual_seed(1)
+    drawn = torch.empty(1, dtype=torch.float32)
     return all(
-        core.uniform(low, high, fused, excludes_upper) == torch.empty(1).uniform_(low, high, generator=generator).item()
+        core.uniform(low, high, fused, excludes_upper) == drawn.uniform_(low, high, generator=generator).item()
         for _ in range(_DRAWS)
     )
 
@@ -106,7 +107,7 @@ def _same_choices() -> bool:
         branches: list[Any] = [[("center_crop", {"height": 1, "width": 1 + k})] for k in range(len(weights))]
         plan.add("choose_weighted", branches=branches, chances=weights)
         status, geometry, _ = plan.draw(core, 10, 10)
-        chosen = int(torch.multinomial(torch.tensor(weights), 1, generator=generator))
+        chosen = int(torch.multinomial(torch.tensor(weights, dtype=torch.float32), 1, generator=generator))
         if status != "ok" or geometry is None or geometry[3] != 1 + chosen:
             return False
     return core.get_state() == generator.get_state().numpy().tobytes()

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import copy
 import io
+import math
 import os
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
@@ -20,21 +21,21 @@ from fastload.pipeline.arrow_images import ArrowImages, arrow_images, is_arrow
 from fastload.pipeline.calibration import calibrate
 from fastload.pipeline.datasets import (
     PIL_LOADER,
-    ask,
-    asks_many,
+    OddPath,
     copied,
-    images_in,
     is_gray,
     is_true,
+    leaves_in,
     leaves_of,
     locate,
+    looked_up_in,
     paths_of,
     pixels_of,
     sample_name,
     size_of,
-    taken,
     transforms_of,
 )
+from fastload.pipeline.encoded_datasets import ask, asks_many, images_in, taken
 from fastload.pipeline.errors import Refused, name_of
 from fastload.pipeline.library_settings import check_collating
 from fastload.pipeline.random_stream import calibrate_stream
@@ -116,6 +117,11 @@ class Recipe:
         return replace(self, dataset=None)
 
     @property
+    def looks_up(self) -> bool:
+        """Whether all samples are looked up in attributes, and none comes from ``encoded()``."""
+        return all(looked_up_in(leaf) is not None for leaf in leaves_in(self.dataset))
+
+    @property
     def fetches_batches(self) -> bool:
         """Whether torch's workers fetch a batch at once, and so fail at once."""
         return type(self.dataset) is ArrowImages
@@ -169,19 +175,38 @@ class Recipe:
         name = os.fsdecode(source) if is_path else sample_name(self.dataset, index)
         return f"sample {index!r}" if name is None else f"sample {index!r} ({name})"
 
-    def pixels(self, source: Any, view: int = 0) -> NDArray[np.uint8]:
+    def pixels(self, source: Any, view: int, images: OpenedImage) -> NDArray[np.uint8]:
         """Compute a view's pixels with the user's transforms. Draws from the default generators."""
-        return self.pipeline.pixels(opened(one_of(source, view)), view)
+        return self.pipeline.pixels(images.opened(source, view), view)
 
     def image(self, source: Any) -> Any:
         """Make a sample's image with the user's transform. Draws from the default generators."""
         return self.transform(opened(source))
 
 
+class OpenedImage:
+    """The image opened last: a sample's views are of one, about which Pillow warns once."""
+
+    def __init__(self) -> None:
+        self._view = 0
+        self._source: Any = None
+        self._image: Any = None
+
+    def opened(self, source: Any, view: int) -> Any:
+        """Open a view's image, unless an earlier view of the sample just did."""
+        own = type(source) is tuple or isinstance(source, np.ndarray)  # each view has its own image, or it is at hand
+        if own or view <= self._view or source != self._source:
+            self._image = opened(one_of(source, view))
+        self._view, self._source = view, source
+        return self._image
+
+
 def opened(source: Any) -> Any:
     """Open an encoded image (bytes or path) with Pillow, or take pixels as they are."""
     if isinstance(source, np.ndarray):
         return Image.fromarray(source)
+    if isinstance(source, OddPath):
+        return source.opened()
     if isinstance(source, KeptFile):
         source = source.read()
     if isinstance(source, str | os.PathLike):
@@ -218,7 +243,7 @@ def read_recipe(
             collates = worker_init_fn is None or only_seeds(worker_init_fn)  # or else the user's function runs
             dataset, is_known = arrow_images(dataset, (collate_fn or default_collate) if collates else None)
             collate_fn = None if is_known else collate_fn
-        first, *others = leaves_of(dataset)
+        first, *others = parts = leaves_of(dataset)
         transform, target_transform = transforms_of(first)
         gray = is_gray(first)
         pipeline = read_transform(transform, exact=exact, size=size_of(first), gray=gray)
@@ -262,6 +287,11 @@ def read_recipe(
             raise Refused(f"{in_python[0]} runs beside several views of an image; only one is then made natively")
         plan = plan_of(pipeline)
         options = options_of(pipeline)
+        least = max([0, *(math.prod(size) for leaf in parts if (size := size_of(leaf)) is not None)])
+        if 0 < options["max_pixels"] < least:
+            raise Refused(
+                f"PIL.Image.MAX_IMAGE_PIXELS is {Image.MAX_IMAGE_PIXELS}, less than the images have; raise it"
+            )
     except Refused as refused:
         return Refusal((str(refused),))
     first_call = worker_init_fn if seeds else None
@@ -328,18 +358,21 @@ def options_of(pipeline: Pipeline) -> dict[str, Any]:
         "pass_rule": calibration.pass_rule or "horizontal_first",
         "arrays": True,
         "sizes": pipeline.sizes if len(set(pipeline.sizes)) > 1 else (),
-        "max_pixels": pixel_limit(Image.MAX_IMAGE_PIXELS),  # for larger images Pillow warns or raises: let it
+        "max_pixels": pixel_limit(
+            Image.MAX_IMAGE_PIXELS, pipeline.largest_crop
+        ),  # for larger images Pillow warns or raises: let it
     }
 
 
-def pixel_limit(limit: Any) -> int:
+def pixel_limit(limit: Any, crop: int = 0) -> int:
     """Convert ``PIL.Image.MAX_IMAGE_PIXELS``, which may be any number, for the core; 0 is no limit.
 
-    A limit below one pixel becomes 1, which leaves all but the smallest image to Pillow, and Pillow rejects them.
+    A limit below one pixel, or below those of a crop, becomes 1, which leaves all but the smallest image to Pillow, and
+    Pillow rejects them.
     """
     if limit is None or limit > _LARGEST:
         return 0
-    return max(1, int(limit)) if limit >= 1 else 1  # also for NaN
+    return max(1, int(limit)) if limit >= max(1, crop) else 1  # also for NaN
 
 
 _LARGEST = 2**62

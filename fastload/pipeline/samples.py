@@ -12,6 +12,7 @@ from torch.utils.data import default_collate
 from torch.utils.data._utils.collate import collate_int_fn, default_collate_fn_map
 
 from fastload import _core
+from fastload.pipeline import tagged_files
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -39,33 +40,29 @@ class EncodedImage:
 
 
 class KeptFile(str):
-    """The path of a file that others may remove.
+    """The path of a file that others may remove or change.
 
-    Its bytes can be had again. It pickles as these.
+    The core takes no bytes of it that were not tagged with the key; they can be had again. It pickles as its bytes.
 
     Args:
         path: Of the file.
-        again: Returns its bytes or another such file.
+        tagged_with: The key; see :mod:`fastload.pipeline.tagged_files`.
+        again: Returns the bytes when the file has others.
     """
 
+    tagged_with: bytes
     _again: Callable[[], Any]
 
-    def __new__(cls, path: str, again: Callable[[], Any]) -> KeptFile:
+    def __new__(cls, path: str, tagged_with: bytes, again: Callable[[], Any]) -> KeptFile:
         """Note the path and the way back."""
         made = super().__new__(cls, path)
-        made._again = again
+        made.tagged_with, made._again = tagged_with, again
         return made
 
     def read(self) -> bytes:
         """Return the file's bytes. Blocks."""
-        source: Any = self
-        while isinstance(source, KeptFile):
-            try:
-                with open(source, "rb") as file:
-                    return file.read()
-            except FileNotFoundError:
-                source = source._again()
-        return bytes(source)
+        data = tagged_files.read(self, self.tagged_with)
+        return bytes(self._again()) if data is None else data
 
     def __reduce__(self) -> Any:
         """Pickle the bytes."""
@@ -199,6 +196,8 @@ def collated(rests: list[Any]) -> Collated:
         numbers = torch.empty(len(rests), dtype=torch.int64)
         if _core.put_ints(rests, numbers.numpy()):  # torch.tensor takes several times as long
             return Collated(numbers, None)
+    if not rests:
+        return Collated(default_collate([]), None)  # raises; of a tuple, it would say so
     if Around not in {*map(type, rests)}:
         # default_collate takes pairs apart to tuples, and returns one of strings as it is.
         return Collated(default_collate(tuple(rests)), None)  # type: ignore[arg-type]

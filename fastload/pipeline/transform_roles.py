@@ -17,6 +17,7 @@ from fastload.pipeline.ops_common import V2
 from fastload.pipeline.own_transforms import is_read, own_transform
 from fastload.pipeline.pointwise import is_pointwise
 from fastload.pipeline.timm_functions import MODULES as TIMMS_MODULES
+from fastload.pipeline.wrappers import ToRGB
 
 ROLES: Final = {
     "Compose": "compose",
@@ -41,9 +42,9 @@ _TIMMS_ROLES: Final = {
 
 _OWN: Final = Op(own_transform, True, False, "the code of its class is known")
 
-_roles: dict[type, str] = {torch.nn.Identity: "identity"}
+_roles: dict[type, str] = {torch.nn.Identity: "identity", ToRGB: "op"}
 _learnt: set[str] = set()
-ORIGINALS: Final = Originals((torch.nn.Identity,))
+ORIGINALS: Final = Originals((torch.nn.Identity, ToRGB))
 
 
 def role_of(transform: Any) -> str | None:

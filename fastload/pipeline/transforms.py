@@ -31,7 +31,7 @@ from fastload.pipeline.tensor_resize import TENSOR_FILTERS
 from fastload.pipeline.transform_roles import ORIGINALS, op_of, patched, role_of
 from fastload.pipeline.views import views_of
 from fastload.pipeline.watched_functions import check_libraries
-from fastload.pipeline.wrappers import parts_of
+from fastload.pipeline.wrappers import ToRGB, parts_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
@@ -39,6 +39,7 @@ if TYPE_CHECKING:
     from fastload import _core
 
 _TABLE_DTYPES = (torch.float32, torch.float16, torch.bfloat16)
+_CROPS = ("center_crop", "random_crop_v1", "random_crop_v2", "center_crop_or_pad", "python_crop_or_pad")
 _ON_TENSORS = ("AugMix", "ElasticTransform")  # their grids are torch's matrix products and blurs
 LAYOUT_BY_STRIDE = {(35, 7, 1): torch.contiguous_format, (1, 21, 3): torch.channels_last}  # of (3, 5, 7), by strides
 
@@ -88,6 +89,12 @@ class Pipeline:
         return any(
             kind == "torch_color_jitter" and fields["jitters"][1] is not None for kind, fields in leaves(self.nodes)
         )
+
+    @property
+    def largest_crop(self) -> int:
+        """Pixels of the largest crop of a fixed size. Pillow limits these, too."""
+        crops = [fields for kind, fields in leaves(self.nodes) if kind in _CROPS]
+        return max((fields["height"] * fields["width"] for fields in crops), default=0)
 
     @property
     def views(self) -> int:
@@ -208,7 +215,7 @@ def read_transform(
     layout = None if role_of(pixel_steps[-1]) == "op" else LAYOUT_BY_STRIDE.get(probe.stride())
     if place.gray and probe.is_contiguous():  # whatever the stride of its one channel
         layout = torch.contiguous_format
-    names = tuple(type(step).__name__ for step in steps if role_of(step) == "op")
+    names = tuple(type(step).__name__ for step in steps if role_of(step) == "op" and type(step) is not ToRGB)
     draws_others = draws_from_others(nodes)
     if draws_others:
         check_others()

@@ -19,6 +19,7 @@ import torchvision
 from PIL import Image, JpegImagePlugin, PngImagePlugin, WebPImagePlugin
 from torchvision.datasets import folder
 
+from fastload import _core
 from fastload.pipeline.errors import Refused
 from fastload.pipeline.monkeypatch_check import Functions, imported
 
@@ -73,7 +74,10 @@ _DRAWING: Final = (
 _METHODS: Final = (
     *("__bool__", "__getitem__", "__index__", "__int__", "__iter__", "__lt__", "__setitem__", "__torch_function__"),
     *("clone", "contiguous", "exp", "flip", "normal_"),
-    *("__and__", "add_", "amax", "amin", "bitwise_not", "clamp_", "div_", "floor_", "mul", "scatter_add_", "unbind"),
+    *("__and__", "add_", "amax", "amin", "bitwise_not", "clamp_", "div_", "floor_", "scatter_add_", "unbind"),
+    # what pipeline/pointwise.py knows:
+    *("add", "sub", "mul", "div", "subtract", "multiply", "divide", "true_divide", "__neg__"),
+    *("__add__", "__radd__", "__sub__", "__rsub__", "__mul__", "__rmul__", "__truediv__", "__rtruediv__"),
     *("int", "item", "log", "numpy", "permute", "round", "squeeze", "to", "tolist", "uniform_", "unsqueeze", "view"),
 )
 _NAMES: Final[tuple[tuple[Any, tuple[str, ...]], ...]] = (
@@ -167,7 +171,7 @@ def check_libraries(*, v2: bool) -> None:
     """
     with _lock:
         reason = _COMMON.patched() or (_V2.patched() if v2 else None) or _lowered_limit()
-        reason = reason or next(filter(None, map(_taken_by_another, _PREFIXES)), None)
+        reason = reason or _PLUGINS.patched()
     if reason is not None:
         raise Refused(reason)
 
@@ -196,6 +200,26 @@ def _taken_by_another(format: str) -> str | None:
                 "Pillow's own does; register it after PIL.Image.preinit(), or give it an accept function"
             )
     return f"Pillow's plugin {format} is not in PIL.Image.ID; leave it there"
+
+
+class _Plugins:
+    """The order of Pillow's plugins, which ``Image.open`` goes through."""
+
+    def __init__(self) -> None:
+        self._stamp: _core.Stamp | None = None  # of a time when nothing came before Pillow's own
+
+    def patched(self) -> str | None:
+        """Say if a plugin comes before Pillow's own, or one of these is missing."""
+        if self._stamp is not None and self._stamp.holds():
+            return None
+        reason = next(filter(None, map(_taken_by_another, _PREFIXES)), None)
+        tables = [Image.ID, Image.OPEN]
+        names = [(vars(Image), "ID"), (vars(Image), "OPEN")]
+        self._stamp = None if reason is not None else _core.Stamp(names, tables, [], [], [])
+        return reason
+
+
+_PLUGINS: Final = _Plugins()
 
 
 def _takes(prefixes: tuple[bytes, ...], factory: Any, accept: Any) -> bool:

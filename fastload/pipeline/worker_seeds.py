@@ -17,6 +17,7 @@ import numpy as np
 import torch
 
 from fastload.pipeline.bytecode import global_of, uses_of
+from fastload.pipeline.monkeypatch_check import Functions
 
 _LIBRARIES: Final = {
     "lightning.fabric.utilities.seed": ("pl_worker_init_function", "seed_everything"),
@@ -35,10 +36,17 @@ _ATTRIBUTES: Final = frozenset(
     )
 )
 _DEPTH: Final = 3
+_NUMPYS: Final = {name: getattr(np.random, name) for name in ("seed", "get_state", "SeedSequence")}
+"""Not told from others by where they were written."""
 
 
 def only_seeds(function: Any, depth: int = 0) -> bool:
     """Whether calling a function in a worker does nothing but seed generators, if it returns."""
+    if (
+        any(getattr(np.random, name) is not known for name, known in _NUMPYS.items())
+        or _watched().patched() is not None
+    ):
+        return False
     if type(function) is functools.partial:
         given = (*function.args, *function.keywords.values())
         return all(type(value) in _PLAIN for value in given) and only_seeds(function.func, depth)
@@ -75,3 +83,15 @@ def _is_harmless(value: Any, depth: int) -> bool:
 def _seeding() -> tuple[Any, ...]:
     seeding = random.seed, np.random.seed, torch.manual_seed, torch.set_num_threads
     return (*seeding, torch.initial_seed, torch.utils.data.get_worker_info)
+
+
+@functools.cache
+def _watched() -> Functions:
+    """What such functions call. Once torchvision is imported, torch has replaced some by wrappers."""
+    found = Functions()
+    found.add(random, ("seed",))
+    for module in (torch, torch.random):
+        found.add(module, ("manual_seed", "initial_seed"))
+    found.add(torch, ("set_num_threads",))
+    found.add(torch.utils.data, ("get_worker_info",))
+    return found

@@ -1,4 +1,4 @@
-"""Transforms that only call others, or change nothing: torchvision's presets, ``Sequential``, the user's own.
+"""Transforms that only call others, or convert to RGB: torchvision's presets, ``Sequential``, the user's own.
 
 A function is recognised by its code. Code that equals that of ``return self.transforms(image)`` does the same.
 """
@@ -13,24 +13,28 @@ import torch
 from torchvision.transforms import CenterCrop, ConvertImageDtype, Lambda, Normalize, PILToTensor, Resize, _presets
 
 from fastload.pipeline.errors import Refused
-from fastload.pipeline.monkeypatch_check import Originals
+from fastload.pipeline.monkeypatch_check import HOOKS, MODULE_CALL, Originals
 
 if TYPE_CHECKING:
     from types import CodeType
 
 _ORIGINALS: Final = Originals((torch.nn.Sequential, Lambda, _presets.ImageClassification))
 _CALL: Final = ("__call__", "forward")
-# A module's call goes through these before it comes to ``forward``.
-_MODULE_CALL: Final = ("_call_impl", "_slow_forward", "_compiled_call_impl")
-_HOOKS: Final = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
 _KINDS: Final = CO_ASYNC_GENERATOR | CO_COROUTINE | CO_GENERATOR | CO_ITERABLE_COROUTINE | CO_VARARGS | CO_VARKEYWORDS
+
+
+class ToRGB:
+    """Stands for a function that converts an image to RGB, which most are."""
+
+    def __call__(self, image: Any) -> Any:  # noqa: D102
+        return image.convert("RGB")
 
 
 def parts_of(transform: Any) -> list[Any] | None:
     """List the transforms that a transform applies one after the other.
 
     Returns:
-        The parts; ``[]`` if it leaves RGB images as they are, ``None`` if it is no wrapper.
+        The parts; ``None`` if it is no wrapper.
 
     Raises:
         Refused: It is a library's wrapper, but patched.
@@ -45,9 +49,9 @@ def parts_of(transform: Any) -> list[Any] | None:
         steps = [Resize(transform.resize_size, **how), CenterCrop(transform.crop_size), PILToTensor()]
         return [*steps, ConvertImageDtype(torch.float), Normalize(transform.mean, transform.std)]
     if kind is Lambda:
-        return [] if _converts_to_rgb(transform.lambd) else None
+        return [ToRGB()] if _converts_to_rgb(transform.lambd) else None
     if kind is FunctionType:
-        return [] if _converts_to_rgb(transform) else None
+        return [ToRGB()] if _converts_to_rgb(transform) else None
     inner = _wrapped(transform)
     return None if inner is None else [inner]
 
@@ -83,9 +87,9 @@ def method_of(transform: Any) -> FunctionType | None:
     if isinstance(transform, torch.nn.Module):
         if method is not torch.nn.Module.__call__ or _ORIGINALS.patched(torch.nn.Sequential()) is not None:
             return None
-        if any(name in held or getattr(kind, name) is not getattr(torch.nn.Module, name) for name in _MODULE_CALL):
+        if any(name in held or getattr(kind, name) is not getattr(torch.nn.Module, name) for name in MODULE_CALL):
             return None
-        if any(held.get(name) for name in _HOOKS):
+        if any(held.get(name) for name in HOOKS):
             return None
         method = kind.forward
     if type(method) is not FunctionType or hasattr(method, "__wrapped__") or any(call in held for call in _CALL):

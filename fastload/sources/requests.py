@@ -16,14 +16,15 @@ from concurrent.futures import Future
 from queue import SimpleQueue
 from typing import TYPE_CHECKING, Any, Final, TypeAlias, cast
 
-from fastload.sources.fetcher import ENTRY, HEADER, KEPT, LIST, OBJECT
+from fastload.pipeline.tagged_files import KEY_BYTES
+from fastload.sources.fetcher import ENTRY, HEADER, KEPT, LIST, OBJECT, Kept
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from fastload.sources.fetcher import Setup
 
-Answer: TypeAlias = "Future[list[memoryview | str | Exception]]"
+Answer: TypeAlias = "Future[list[memoryview | Kept | Exception]]"
 _JOIN_S: Final = 5.0
 _COPIED_BYTES: Final = 1 << 24  # at most, of a file; one read takes 2 GB
 
@@ -64,17 +65,20 @@ class Requests:
         for thread in threads:
             thread.start()
 
-    def ask(self, objects: Sequence[tuple[str, int | None, str | None]] | str) -> Answer:
+    def ask(self, objects: Sequence[tuple[str, int | None, str | None]] | str, *, cached: bool = True) -> Answer:
         """Ask for objects: key, and size and entity tag as far as they are known.
 
         Does not block.
 
+        Args:
+            objects: What is asked for.
+            cached: Whether those in the cache will do.
+
         Returns:
-            For each its bytes, the path of its file in the cache, or an error that names it. Cancelling it ends the
-            requests.
+            For each its bytes, its file in the cache, or an error that names it. Cancelling it ends the requests.
         """
         number, answer = next(self._numbers), Future[Any]()
-        message = pickle.dumps((number, objects))
+        message = pickle.dumps((number, objects, cached))
         self._pending[number] = answer
         answer.add_done_callback(lambda done: self._cancelled(number) if done.cancelled() else None)
         self._messages.put(message)
@@ -157,10 +161,12 @@ def _content(descriptor: int, count: int) -> bytes | mmap.mmap:
     return mmap.mmap(descriptor, size, prot=mmap.PROT_READ)
 
 
-def _entry(kind: int, data: memoryview) -> memoryview | str | Exception:
+def _entry(kind: int, data: memoryview) -> memoryview | Kept | Exception:
     if kind == OBJECT:
         return data
-    return os.fsdecode(bytes(data)) if kind == KEPT else cast("Exception", pickle.loads(data))
+    if kind == KEPT:
+        return Kept(os.fsdecode(bytes(data[KEY_BYTES:])), bytes(data[:KEY_BYTES]))
+    return cast("Exception", pickle.loads(data))
 
 
 def _fail(process: subprocess.Popen[bytes], pending: dict[int, Answer], cause: str | None = None) -> None:

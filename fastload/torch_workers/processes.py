@@ -15,7 +15,7 @@ import os
 import threading
 import time
 import weakref
-from multiprocessing import reduction
+from multiprocessing import process, reduction
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
@@ -31,6 +31,9 @@ if TYPE_CHECKING:
 
 JOIN_S: Final = 5.0
 """As long as torch waits for a worker."""
+
+ASKED_S: Final = 0.5
+"""How long workers may take to end once they are asked to; one within a sample that stalls never does."""
 
 _LEFT_S: Final = 0.5
 """A lock not acquired in this time was left by an interrupt: all of them are held for microseconds."""
@@ -52,8 +55,10 @@ def _end_with_the_program() -> None:
 
 
 def _disown() -> None:
-    """In a forked child: the workers and their shared memory are the parent's."""
-    for after in _live.values():
+    """In a forked child: the workers, their queues and their shared memory are the parent's."""
+    for iterator, after in list(_live.items()):
+        iterator._shutdown = True  # else torch's ``__del__`` here would end the parent's workers
+        process._children.difference_update(iterator._workers)  # type: ignore[attr-defined]  # nor multiprocessing at exit
         after.detach()
     _live.clear()
 
@@ -166,19 +171,18 @@ def _is_in_users_code(error: BaseException) -> bool:
 def shut_down(iterator: Any) -> None:
     """End an iterator of torch's, or similar: its threads, workers and queues. Idempotent.
 
-    Completes a shutdown of torch's that was interrupted, with shorter waits.
+    Completes a shutdown that was interrupted. A worker that does not end in time is terminated. In a forked child
+    nothing is ended: all is the parent's.
     """
     if not hasattr(iterator, "_workers"):
         getattr(iterator, "_shutdown_workers", lambda: None)()
-        return
-    try:
-        _release_left_locks(iterator)
-        iterator._shutdown_workers()
-        _clean_up(iterator)
-    except BaseException:
-        with deferred_signals():
+    elif all(getattr(worker, "_parent_pid", os.getpid()) == os.getpid() for worker in iterator._workers):
+        try:
             _finish(iterator)
-        raise
+        except BaseException:
+            with deferred_signals():
+                _finish(iterator)
+            raise
 
 
 def after_error(iterator: Any, error: BaseException) -> None:
@@ -234,19 +238,31 @@ def _finish(iterator: Any) -> None:
         threading.Thread.join(thread, JOIN_S)
         _close(iterator._worker_result_queue)
     iterator._workers_done_event.set()
+    _ask_to_end(iterator)
     if iterator._worker_pids_set:  # before killing workers, or torch would raise that one was killed
         torch._C._remove_worker_pids(id(iterator))
         iterator._worker_pids_set = False
-    for end in ("terminate", "kill"):
-        until = time.monotonic() + JOIN_S
+    for end, wait_s in (("terminate", ASKED_S), ("kill", JOIN_S)):
         living = [worker for worker in iterator._workers if worker.is_alive()]
         for worker in living:
             getattr(worker, end)()
-        for worker in living:
-            worker.join(max(0.0, until - time.monotonic()))
+        _join(living, wait_s)
     _clean_up(iterator)
     for queue in iterator._index_queues:
         _close(queue)
+
+
+def _ask_to_end(iterator: Any) -> None:
+    for queue in iterator._index_queues:
+        with contextlib.suppress(ValueError, RuntimeError):  # closed, or no thread can start at interpreter exit
+            queue.put(None)
+    _join(iterator._workers, ASKED_S)
+
+
+def _join(workers: list[Any], wait_s: float) -> None:
+    until = time.monotonic() + wait_s
+    for worker in workers:
+        worker.join(max(0.0, until - time.monotonic()))
 
 
 def _clean_up(iterator: Any) -> None:

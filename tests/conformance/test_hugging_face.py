@@ -13,6 +13,7 @@ import torch
 import torchvision.transforms as v1
 from photos import SIZE, assert_same, both, eval_v1, jpeg, make_folder, pixels, train_v1, train_v2
 from PIL import Image
+from PIL.PngImagePlugin import PngInfo
 from references import kept
 from torch.utils.data import DataLoader
 from torchvision.transforms import v2
@@ -210,12 +211,16 @@ def v1_eval():
 def turned(number, format="JPEG", orientation=6):
     about = Image.Exif()
     about[0x112] = orientation
-    return encoded(number, format, exif=about)
+    if format != "PNG text":
+        return encoded(number, format, exif=about)
+    texts = PngInfo()
+    texts.add_text("exif", about.tobytes())
+    return encoded(number, pnginfo=texts)
 
 
-@pytest.mark.parametrize("format", ["JPEG", "PNG", "WEBP"])
+@pytest.mark.parametrize("format", ["JPEG", "PNG", "PNG text", "WEBP"])
 def test_turned_images_are_turned(format):
-    images = [encoded(number, format) for number in range(24)]
+    images = [encoded(number, format.removesuffix(" text")) for number in range(24)]
     images[11], images[12] = turned(11, format), turned(12, format, orientation=1)
     made = of_images(images).with_transform(closure(v1_eval()))
     ours, theirs = both(lambda: made, FastLoader, NATIVE, batch_size=4, num_workers=2)
@@ -460,3 +465,10 @@ def test_v2_transforms_of_images():
     made = made.with_transform(closure(steps))
     ours, theirs = both(lambda: made, FastLoader, NATIVE, batch_size=4, shuffle=True, num_workers=2)
     assert_same(ours, theirs)
+
+
+@pytest.mark.parametrize("name", ["__getitems__", "_getitem", "with_format"])
+def test_a_method_of_the_object_is_refused(photos, name):
+    made = photos.with_transform(removes)
+    setattr(made, name, lambda indices: [made[index] for index in reversed(indices)])
+    assert f"has {name} of its own" in str(read_recipe(made))

@@ -26,6 +26,7 @@ import interpreters
 import numpy as np
 import pytest
 import torch
+import torchvision.transforms as v1
 from backends import simulated
 from children import exit_code, forked
 from interrupts import interrupted_at_every_opcode
@@ -659,6 +660,15 @@ def test_a_process_that_starts_while_its_loader_is_closed_ends(mixed, monkeypatc
 def test_any_limit_of_pixels(folder, monkeypatch, limit):
     monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", limit)
     check(folder, run={"count": 1})
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_pillows_limit_holds_for_crops_of_enlarged_images(folder, monkeypatch, workers):
+    """They may have more pixels than the file."""
+    monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", 16_000)
+    steps = [v1.Resize(200), v1.CenterCrop(190), v1.Resize(20), v1.ToTensor()]
+    seen = check(folder, dataset_of=lambda: ImageFolder(folder, v1.Compose(steps)), num_workers=workers, shuffle=False)
+    assert any(isinstance(item, Image.DecompressionBombError) for item in seen)
 
 
 def test_who_waits_for_a_batch_hears_that_the_loader_was_closed(tmp_path, folder):

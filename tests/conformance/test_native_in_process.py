@@ -40,6 +40,7 @@ from fastload import FastLoader
 from fastload.engines import in_process
 from fastload.engines.in_process import InProcessFetcher
 from fastload.engines.parity_results import FallbackWarning
+from fastload.pipeline.transforms import Pipeline
 
 NATIVE = {"device": "cpu", "engine": "native"}
 folder = photos_fixture()
@@ -344,10 +345,20 @@ def test_where_pillow_draws_otherwise_than_the_core_torch_makes_the_batch(tmp_pa
     victim = root / "class1" / "004.jpg"
     victim.write_bytes(victim.read_bytes()[:-300])
     monkeypatch.setattr(ImageFile, "LOAD_TRUNCATED_IMAGES", True)
-    made = in_process.made_here
-    monkeypatch.setattr(in_process, "made_here", lambda *arguments: (torch.rand(1), made(*arguments))[1])
+    made = Pipeline.pixels
+    monkeypatch.setattr(Pipeline, "pixels", lambda *arguments: (torch.rand(1), made(*arguments))[1])
     check(lambda: ImageFolder(root, train_v1()), native_batches, batch_size=3)
     assert native_batches["torch"]
+
+
+def test_an_error_behind_a_sample_that_python_makes_leaves_the_state_of_its_own(tmp_path, monkeypatch, native_batches):
+    root = make_folder(tmp_path, 6)
+    victim = root / "class0" / "000.jpg"
+    victim.write_bytes(victim.read_bytes()[: victim.stat().st_size // 3])
+    (root / "class1" / "001.jpg").write_bytes(b"no image")
+    monkeypatch.setattr(ImageFile, "LOAD_TRUNCATED_IMAGES", True)
+    dataset_of = lambda: ImageFolder(root, train_v1())  # noqa: E731
+    check(dataset_of, native_batches, batch_size=3, shuffle=False, build=lambda: {"sampler": [0, 3, 2, 4, 5, 1]})
 
 
 def test_a_batch_that_only_torch_can_make_is_told_of(folder, monkeypatch):

@@ -9,11 +9,12 @@ from importlib import import_module
 import PIL
 import pytest
 from jpeg_writer import FACTORS, write_jpeg
-from PIL import Image, features
+from PIL import Image, ImageFile, features
 from PIL.JpegImagePlugin import JpegImageFile
 from PIL.WebPImagePlugin import WebPImageFile
 
 from fastload import _core
+from fastload.pipeline import step_calibration
 from fastload.pipeline.calibration import FILTERS, PROBES, SUBSAMPLINGS, _calibrate, calibrate, probe
 from fastload.vision import DecodeError, decode
 
@@ -40,6 +41,17 @@ def test_installed_pillow_is_matched_in_full() -> None:
     version = tuple(map(int, PIL.__version__.split(".")[:2]))
     rules = {(13, 0): "tall_vertical_first", (12, 2): "sliver_vertical_first", (0, 0): "horizontal_first"}
     assert found.pass_rule == next(rule for since, rule in rules.items() if version >= since)
+
+
+def test_settings_of_pillows_change_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    expected = calibrate()
+    _calibrate.cache_clear()
+    monkeypatch.setattr(ImageFile, "MAXBLOCK", 1)
+    monkeypatch.setattr(ImageFile, "LOAD_TRUNCATED_IMAGES", True)
+    monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", 0)
+    assert calibrate() == expected
+    import_module("torchvision.transforms.v2.functional")
+    assert step_calibration._same_as_reference.__wrapped__("torch_contrast", (("value", 1.3),))
 
 
 def test_probes_are_what_they_say_and_small() -> None:

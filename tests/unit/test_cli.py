@@ -161,7 +161,8 @@ def test_a_missing_optional_dependency_is_one_sentence_that_names_the_extra(comm
 
     command.main = needs_more
     assert cli.main(["probe"]) == 1
-    assert capsys.readouterr().err == "fastload probe needs fastload_test_absent: pip install 'fastload[bench]'\n"
+    said = "fastload probe needs fastload_test_absent; in fastload's checkout: pip install '.[bench]'\n"
+    assert capsys.readouterr().err == said
 
 
 def test_a_missing_extra_is_found_before_the_command_begins(command, capsys, monkeypatch):
@@ -172,7 +173,7 @@ def test_a_missing_extra_is_found_before_the_command_begins(command, capsys, mon
     assert cli.main(["probe", "--number", "1"]) == 0
     assert (len(begun), capsys.readouterr().err) == (1, "")
     assert cli.main(["probe", "--number", "3"]) == 1
-    said = "fastload probe needs fastload_test_absent, skimage_absent: pip install 'fastload[bench]'\n"
+    said = "fastload probe needs fastload_test_absent, skimage_absent; in fastload's checkout: pip install '.[bench]'\n"
     assert (len(begun), capsys.readouterr().err) == (1, said)
 
 

@@ -11,7 +11,7 @@ import subprocess
 import sys
 import threading
 import time
-from multiprocessing import popen_fork
+from multiprocessing import popen_fork, util
 from multiprocessing.process import BaseProcess
 from pathlib import Path
 
@@ -222,12 +222,17 @@ def ended(host):
     return not any(worker.is_alive() for worker in host._workers) and not any(t.is_alive() for t in threads)
 
 
-STEPS = {  # of torch's _shutdown_workers
-    "begin": lambda host: (host._workers_done_event, "set"),
-    "worker": lambda host: (host, "_mark_worker_as_unavailable"),
-    "join": lambda host: (host._workers[0], "join"),
-    "queues": lambda host: (host._index_queues[0], "cancel_join_thread"),
-    "pids": lambda host: (torch.utils.data._utils.signal_handling, "_remove_worker_pids"),
+STEPS = {  # of closing, and of torch's _shutdown_workers at the end of an epoch
+    "begin": lambda host, _: (host._workers_done_event, "set"),
+    "worker": lambda host, at_the_end: (
+        (host, "_mark_worker_as_unavailable") if at_the_end else (host._index_queues[0], "put")
+    ),
+    "join": lambda host, _: (host._workers[0], "join"),
+    "queues": lambda host, _: (host._index_queues[0], "cancel_join_thread"),
+    "pids": lambda host, at_the_end: (
+        (torch.utils.data._utils.signal_handling if at_the_end else torch._C),
+        "_remove_worker_pids",
+    ),
 }
 
 
@@ -239,7 +244,7 @@ def test_closing_or_ending_that_is_interrupted_leaves_nothing(make, monkeypatch,
     next(iterator)
     host = host_of(iterator)
     with monkeypatch.context() as patched:
-        where, name = STEPS[step](host)
+        where, name = STEPS[step](host, at_the_end)
         patched.setattr(where, name, once(getattr(where, name)))
         interrupted_by((lambda: next(iterator)) if at_the_end else loader.close)
         assert ended(host)
@@ -249,7 +254,7 @@ def test_closing_or_ending_that_is_interrupted_leaves_nothing(make, monkeypatch,
 PIN_STEPS = {
     "event": lambda host: (host._pin_memory_thread_done_event, "set"),
     "message": lambda host: (host._worker_result_queue, "put"),
-    "join": lambda host: (host._pin_memory_thread, "join"),
+    "join": lambda host: (threading.Thread, "join"),
     "thread": lambda host: (threading.Thread, "start"),  # of the one that feeds the queue with the message
 }
 
@@ -411,8 +416,11 @@ def test_closing_does_not_wait_for_ever_for_a_batch_that_is_being_pinned(pinning
 class Deaf(Numbers):
     """Its worker does not end when it is asked to."""
 
+    stubborn = True
+
     def __getitem__(self, index):
-        signal.signal(signal.SIGTERM, signal.SIG_IGN)
+        if self.stubborn:
+            signal.signal(signal.SIGTERM, signal.SIG_IGN)
         os.write(self.tells, b".")
         threading.Event().wait(WAIT_S)
 
@@ -431,6 +439,31 @@ def test_a_worker_that_does_not_end_is_killed_when_closing_is_interrupted(monkey
     interrupted_by(loader.close)
     BaseProcess.join(host._workers[0], WAIT_S)
     assert host._workers[0].exitcode == -signal.SIGKILL
+    os.close(ready)
+    os.close(dataset.tells)
+
+
+@pytest.mark.parametrize("stubborn", [False, True])
+@pytest.mark.parametrize("persistent", [False, True])
+def test_closing_does_not_wait_for_samples_that_stall(make, monkeypatch, stubborn, persistent):
+    """Not for each of their workers, one after the other, as torch does."""
+    monkeypatch.setattr(shutdown, "ASKED_S", 0.05)
+    dataset = Deaf(4)
+    dataset.stubborn = stubborn
+    ready, dataset.tells = os.pipe()
+    loader = make(dataset, batch_size=1, persistent_workers=persistent)
+    iterator = iter(loader)
+    for _ in range(2):
+        os.read(ready, 1)
+    workers = host_of(iterator)._workers
+    waits = []
+    monkeypatch.setattr(
+        BaseProcess, "join", lambda self, wait_s, join=BaseProcess.join: join(self, waits.append(wait_s) or wait_s)
+    )
+    loader.close()
+    ends = {-signal.SIGKILL if stubborn else 0}  # which torch makes of SIGTERM
+    assert {worker.exitcode for worker in workers} == ends
+    assert max(waits[:4]) <= 0.05
     os.close(ready)
     os.close(dataset.tells)
 
@@ -479,6 +512,29 @@ def test_a_program_that_ends_in_mid_epoch_ends_the_thread_that_pins_before_the_w
     command = [sys.executable, "-W", "ignore", "-c", ENDS_IN_MID_EPOCH]
     done = subprocess.run(command, capture_output=True, text=True, timeout=120, env={**os.environ, "PYTHONPATH": path})
     assert (done.returncode, done.stdout, done.stderr) == (3, "[False, False, False]\n", "")
+
+
+ENDS = ("loader.close()", "shutdown.shut_down(host)", "del loader, iterator, host", "util._exit_function()")
+
+
+@pytest.mark.parametrize("end", ENDS)
+@pytest.mark.parametrize("persistent", [False, True])
+def test_what_a_forked_child_ends_goes_on_in_its_parent(make, end, persistent):
+    """In torch the child ends the workers, for which the parent then waits forever."""
+    held = {"loader": make(Numbers(40), persistent_workers=persistent)}
+    held["iterator"] = iter(held["loader"])
+    held["host"] = host_of(held["iterator"])
+    numbers = numbers_of([next(held["iterator"])])
+
+    def child():
+        exec(end, {"shutdown": shutdown, "util": util}, held)
+        gc.collect()
+
+    assert exit_code(forked(child)) == 0
+    assert numbers + numbers_of(held["iterator"]) == list(range(40))
+    if persistent:
+        assert numbers_of(held["loader"]) == list(range(40))
+    held["loader"].close()
 
 
 def test_a_forked_child_leaves_its_parents_workers_alone(make):

@@ -110,6 +110,42 @@ def test_arrows_are_imports_that_no_other_arrows_imply(tmp_path):
     assert arrows(tmp_path / "fastload") == [("fastload", "loader"), ("loader", "plan"), ("plan", "stats")]
 
 
+OTHERS_PACKAGE = re.compile(
+    r"\b(?:pip[x3]?|uv|poetry|pdm|conda|mamba)\b[^\n`]*\b(?:install|add|download)\b[^\n`#]*?(?<![\w./-])fast[l]oad(?![\w/.'’-])"
+    r"|\bfast[l]oad\[\w"
+)
+"""A command that would take fastload from an index, where another project has the name; or one of its extras."""
+
+
+def test_no_text_names_an_index_for_fastload():
+    suffixes = {".py", ".md", ".sh", ".ipynb", ".txt", ".yml", ".json"}
+    root = PACKAGE.parent
+    texts = [path for path in root.iterdir() if (path.is_file() and path.suffix in suffixes) or path.name == "Makefile"]
+    for folder in (*FOLDERS, root / "docs", root / ".ci", root / "notebooks"):
+        texts += [path for path in folder.rglob("*") if path.suffix in suffixes and path.is_file()]
+    assert len(texts) > 300
+    said = {path: re.sub(r"[\"']\s*\n\s*f?[\"']", "", path.read_text()) for path in texts}  # lines of one string
+    assert {path: found[0] for path, text in said.items() if (found := OTHERS_PACKAGE.search(text))} == {}
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "pip install US",
+        "pip install --force-reinstall --no-deps US (in a clone)",
+        "pip install 'US[cuda]'",
+        "uv pip install US==0.1",
+        "conda install -c x US",
+        "pip install -U torch US",
+        "with US[stores]",
+    ],
+)
+def test_a_text_that_names_an_index_is_found(text):
+    assert OTHERS_PACKAGE.search(text.replace("US", "fastload"))
+    ours = ("pip install .", "in fastload's checkout: pip install '.[cuda]'", "pip install dist/fastload-0.1-cp311.whl")
+    assert not any(map(OTHERS_PACKAGE.search, ours))
+
+
 def private(name: object) -> bool:
     return isinstance(name, str) and re.fullmatch(r"_(?!_)\w+", name) is not None
 

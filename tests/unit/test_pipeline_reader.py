@@ -59,6 +59,23 @@ def with_hue(most):
     return jitter
 
 
+def with_backward_hook():
+    crop = v1.RandomResizedCrop(8)
+    crop.register_full_backward_hook(lambda *_: None)
+    return crop
+
+
+def compiled(transform):
+    transform.compile()
+    return transform
+
+
+def changed(transform, **attributes):
+    for name, value in attributes.items():
+        setattr(transform, name, value)
+    return transform
+
+
 TO_TENSOR = v1.ToTensor()
 REFUSED = {
     "lambda": ([v1.Lambda(lambda x: x), v1.RandomResizedCrop(8), TO_TENSOR], "transform <lambda> is your own"),
@@ -85,6 +102,24 @@ REFUSED = {
     ),
     "instance": ([patched_instance(), TO_TENSOR], "get_params was patched"),
     "hook": ([with_hook(), TO_TENSOR], "RandomResizedCrop has forward hooks, which run in every sample; remove them"),
+    "backward hook": ([with_backward_hook(), TO_TENSOR], "RandomResizedCrop has forward hooks"),
+    "compiled": (
+        [v1.RandomResizedCrop(8), TO_TENSOR, compiled(v1.Normalize([0.5], [0.5]))],
+        "Normalize was compiled, which may change its results; leave out compile()",
+    ),
+    "compiled within": (
+        [v2.RandomResizedCrop(8), v2.RandomApply([compiled(v2.RandomInvert())]), TO_TENSOR],
+        "RandomInvert was compiled",
+    ),
+    "compiled sequence": ([compiled(nn.Sequential(v1.RandomResizedCrop(8))), TO_TENSOR], "Sequential was compiled"),
+    "data of the class": (
+        [changed(v2.RandomResizedCrop(8), _transformed_types=(torch.Tensor,)), TO_TENSOR],
+        "RandomResizedCrop._transformed_types was patched",
+    ),
+    "a copy of its own": (
+        [changed(v1.RandomResizedCrop(8), __deepcopy__=lambda memo: v1.CenterCrop(8)), TO_TENSOR],
+        "RandomResizedCrop.__deepcopy__ was patched",
+    ),
     "padding of tensors": ([TO_TENSOR, v1.RandomCrop(8, padding=2)], "pads a tensor"),
     "v2 padding": ([v2.RandomCrop(8, pad_if_needed=True), TO_TENSOR], "pads if needed"),
     "resize of floats": ([v2.ToImage(), v2.ToDtype(torch.float32), v2.RandomResizedCrop(8)], "would resize floats"),
@@ -153,7 +188,7 @@ REFUSED = {
 }
 
 
-@pytest.mark.parametrize("kind", ["forward", "forward_pre"])
+@pytest.mark.parametrize("kind", ["forward", "forward_pre", "full_backward", "full_backward_pre"])
 def test_global_hooks_are_refused_until_they_are_removed(root, kind):
     dataset = ImageFolder(root, train_v1())
     handle = getattr(torch.nn.modules.module, f"register_module_{kind}_hook")(lambda *_: None)
@@ -222,6 +257,7 @@ def test_a_layout_that_is_not_known_is_refused_where_code_may_see_it(root):
         (v1.Compose, "__call__"),
         (v1.Normalize, "forward"),
         (torch.nn.Module, "__call__"),
+        (torch.nn.Module, "_compiled_call_impl"),
         (folder, "pil_loader"),
     ],
 )

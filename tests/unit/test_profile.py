@@ -203,7 +203,8 @@ def test_what_is_missing_to_print_the_report_is_named_before_the_script_runs(
     drawn = ["--json", "--png", "x.png"] if package == "matplotlib" else []
     assert cli.main([command, *drawn, "--", "python", "-c", "open('ran', 'w')"]) == 1
     assert not (here / "ran").exists()
-    assert capfd.readouterr().err == f"fastload {command} needs {package}: pip install 'fastload[insight]'\n"
+    said = capfd.readouterr().err
+    assert said == f"fastload {command} needs {package}; in fastload's checkout: pip install '.[insight]'\n"
 
 
 def test_a_report_for_programs_needs_nothing_to_print_it_with(here, capfd, monkeypatch):

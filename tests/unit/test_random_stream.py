@@ -27,6 +27,16 @@ def test_the_installed_torch_is_reproduced() -> None:
     assert torch.equal(torch.get_rng_state(), before)
 
 
+def test_torchs_defaults_change_nothing() -> None:
+    before = torch.get_default_dtype()
+    torch.set_default_dtype(torch.float64)
+    try:
+        with torch.device("meta"):
+            assert calibrate_stream() is not None
+    finally:
+        torch.set_default_dtype(before)
+
+
 @pytest.mark.parametrize("capability", ["default", "avx2"])
 @pytest.mark.slow
 def test_any_cpu_capability_is_reproduced(capability: str) -> None:

@@ -70,7 +70,7 @@ def shown(name, record, page=None):
 
 
 def spread(median):
-    return {"median": median, "min": 0.9 * median, "max": 1.1 * median, "values": [median]}
+    return {"median": median, "min": 0.9 * median, "max": 1.1 * median, "values": [0.9 * median, median, 1.1 * median]}
 
 
 def peers(question, figure, medians, **point):
@@ -95,6 +95,14 @@ def test_a_peer_that_is_ahead_is_marked_and_the_text_says_by_how_much(results):
     assert "| DataLoader | 1,400 ± 140 |" in docs
     assert "▲ ahead of FastLoader, native. 4 threads: DALI, GPU decode by 4.2×." in docs
     assert "* FFCV: ffcv is not installed" in docs
+
+
+def test_a_figure_of_one_repeat_has_no_spread(results):
+    record = peers("loaders", "images_per_s", {"torch": 1400, "fastload": 5000}, threads=4)
+    record["points"][0]["contenders"]["torch"]["images_per_s"]["values"] = [1400]
+    docs = shown("loaders", record)
+    assert "| DataLoader | 1,400 |" in docs
+    assert "| **FastLoader, native** | 5,000 ± 500 |" in docs
 
 
 def test_who_was_not_measured_at_a_point_has_a_dash_there(results):
@@ -301,7 +309,7 @@ KERNELS = {
 STEP = {
     "model": "resnet50",
     "ms_per_step": {"fed": spread(54.8), "resident": spread(54.5)},
-    "fed_over_resident": {"median": 1.0055, "min": 1.004, "max": 1.006},
+    "fed_over_resident": {"median": 1.0055, "min": 1.004, "max": 1.006, "values": [1.0055, 1.004, 1.006]},
 }
 VERIFY = {
     "on_gpu": True,

@@ -6,6 +6,7 @@ import errno
 import os
 import pickle
 import socket
+import sys
 from multiprocessing import resource_sharer
 from multiprocessing.reduction import ForkingPickler
 
@@ -141,17 +142,39 @@ def test_more_tensors_than_fit_one_message():
     assert [tensor[-1].item() for tensor in ours] == list(range(sending.FILES_MAX + 3))
 
 
-@pytest.mark.parametrize("missing", ["memory files", "sockets"])
-def test_torch_sends_what_finds_no_file(missing, monkeypatch):
-    def none(*arguments):
-        raise OSError(errno.EMFILE, "none left")
+def none_left(*arguments):
+    raise OSError(errno.EMFILE, "none left")
 
-    batch = Sent([torch.ones(LARGE), torch.ones(LARGE)])
-    holder, name = (os, "memfd_create") if missing == "memory files" else (sending._sharer(), "register")
-    monkeypatch.setattr(holder, name, none)
-    rebuild, arguments = batch.__reduce__()
-    monkeypatch.undo()
-    assert rebuild(*arguments) is batch.data
+
+def test_torch_sends_what_finds_no_memory_file(monkeypatch):
+    batch = Sent([torch.ones(LARGE), b"a" * 2 * sending.CONTENT_BYTES])
+    monkeypatch.setattr(os, "memfd_create", none_left)
+    tensor, content = sent(batch)
+    assert torch.equal(tensor, torch.ones(LARGE))
+    assert len(content) == 2 * sending.CONTENT_BYTES
+
+
+def test_what_finds_no_socket_goes_in_the_message(monkeypatch):
+    monkeypatch.setattr(sending._sharer(), "register", none_left)
+    assert len(sent(Sent(b"a" * 2 * sending.CONTENT_BYTES))) == 2 * sending.CONTENT_BYTES
+
+
+def test_what_is_large_without_its_tensors_comes_in_a_file(monkeypatch):
+    sends, send = [], socket.send_fds
+    monkeypatch.setattr(socket, "send_fds", lambda *arguments: sends.append(len(arguments[2])) or send(*arguments))
+    array = np.arange(sending.CONTENT_BYTES // 8, dtype=np.float64)
+    before = len(os.listdir("/proc/self/fd"))
+    message = ForkingPickler.dumps(Sent({"array": array, "tensor": torch.ones(LARGE)}))
+    assert len(message) < 1000
+    ours = pickle.loads(bytes(message))
+    assert np.array_equal(ours["array"], array)
+    ours["array"][0] = 7  # it is no view of the file
+    assert torch.equal(ours["tensor"], torch.ones(LARGE))
+    assert len(ForkingPickler.dumps(Sent(array[:-1000]))) > 1000  # so that there is a limit
+    del ours
+    resource_sharer.stop(timeout=5)
+    assert sends == [2]
+    assert len(os.listdir("/proc/self/fd")) <= before
 
 
 def test_files_wait_in_the_worker_and_are_closed_once_sent(monkeypatch):
@@ -195,6 +218,104 @@ def test_a_call_that_writes_a_part_is_repeated(monkeypatch):
     monkeypatch.setattr(os, "pwrite", lambda file, content, offset: write(file, content[:1000], offset))
     content = torch.arange(LARGE)
     assert torch.equal(sent(Sent([content.clone()]))[0], content)
+
+
+class Raising:
+    """Raises when it is pickled, or when it is unpickled."""
+
+    def __init__(self, error, when="pickled"):
+        self.error, self.when = error, when
+
+    def __reduce__(self):
+        if self.when == "pickled":
+            raise self.error
+        return raises, (self.error,)
+
+
+def raises(error):
+    raise error
+
+
+def local_error():
+    class LocalError(ValueError):
+        pass
+
+    return LocalError("of a class that cannot be imported")
+
+
+class Sends(Dataset):
+    """Has samples that do not arrive, with one that does after each."""
+
+    samples = (
+        (lambda: lambda: None, AttributeError, "Can't"),
+        (lambda: torch.ones(2, requires_grad=True) * 2, RuntimeError, "non-leaf tensor which requires_grad"),
+        (lambda: Raising(IndexError("odd")), IndexError, "odd"),  # the thread that sends drops it without a word
+        (lambda: [torch.ones(LARGE), Raising(KeyError("odd"))], KeyError, "odd"),
+        (
+            lambda: Raising(ZeroDivisionError("odd"), "unpickled"),
+            ZeroDivisionError,
+            "a batch of a worker's was unpickled",
+        ),
+        (lambda: [torch.ones(LARGE), Raising(FileNotFoundError(2, "odd", "/file"), "unpickled")], OSError, "/file"),
+        (lambda: raises(local_error()), ValueError, "LocalError: of a class that cannot be imported"),
+    )
+
+    def __len__(self):
+        return 2 * len(self.samples)
+
+    def __getitem__(self, index):
+        return torch.tensor(float(index)) if index % 2 else self.samples[index // 2][0]()
+
+
+@pytest.mark.parametrize("options", [{}, {"engine": "torch"}, {"dtype": torch.float32}])
+def test_what_cannot_be_sent_is_an_error_in_its_turn(options):
+    given = {"collate_fn": listed, "num_workers": 2, "batch_size": 1, "device": "cpu", "timeout": 60}
+    with FastLoader(Sends(), **given, **options) as loader:
+        iterator = iter(loader)
+        for number, (_, error, says) in enumerate(Sends.samples):
+            with pytest.raises(error, match=says) as raised:
+                next(iterator)
+            if number < 4:
+                assert f"when the batch of indices [{2 * number}] was pickled" in str(raised.value)
+            assert next(iterator)[0].item() == 2 * number + 1
+        assert next(iterator, None) is None
+
+
+def fails(worker):
+    raise local_error()
+
+
+class HasState(Sends):
+    def state_dict(self):
+        return 1
+
+    def load_state_dict(self, state):
+        if get_worker_info() is not None:
+            raise local_error()
+
+
+@pytest.mark.parametrize("how", ["worker_init_fn", "load_state_dict"])
+def test_an_error_of_a_local_class_before_the_first_sample_arrives(how):
+    given = {"num_workers": 1, "batch_size": 1, "device": "cpu", "timeout": 60, "sampler": [1, 3, 5]}
+    first_call = fails if how == "worker_init_fn" else None
+    with FastLoader(HasState(), worker_init_fn=first_call, **given) as loader:
+        iterator = iter(loader)
+        if how == "load_state_dict":
+            next(iterator)
+            loader.load_state_dict(loader.state_dict())
+            iterator = iter(loader)
+        with pytest.raises(ValueError, match="LocalError: of a class"):
+            next(iterator)
+
+
+def test_an_error_of_a_class_that_the_receiver_lacks_is_one_of_its_base(monkeypatch):
+    monkeypatch.setattr(
+        sys.modules[__name__], "Known", type("Known", (LookupError,), {"__module__": __name__}), raising=False
+    )
+    message = bytes(ForkingPickler.dumps(Sent(Raising(vars(sys.modules[__name__])["Known"]("odd")))))
+    monkeypatch.undo()
+    with pytest.raises(LookupError, match="odd"):
+        pickle.loads(message).reraise()
 
 
 SAMPLES = {

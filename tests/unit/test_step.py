@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import re
 import weakref
 from collections.abc import Iterator
 from pathlib import Path
@@ -258,12 +259,14 @@ def test_demo_compares_and_times(
     monkeypatch.chdir(tmp_path)
     parser = argparse.ArgumentParser()
     cli.BENCH["demo"].add_arguments(parser)
-    arguments = ["--quick", "--data", str(photos), "--repeats", "2", "--json", str(tmp_path / "d.json")]
+    arguments = ["--quick", "--data", str(photos), "--repeats", "1", "--json", str(tmp_path / "d.json")]
     assert demo.main(parser.parse_args(arguments)) == 0
     record = json.loads((tmp_path / "d.json").read_text())
     assert record["same_batches"] == 5
     assert all(spread["median"] > 0 for spread in record["images_per_s"].values())
-    *_, picture, blank, first, _, line, loader, plan = capsys.readouterr().out.rstrip().splitlines()
+    shown = capsys.readouterr().out.rstrip()
+    assert len(re.findall(r"(torch DataLoader|FastLoader) +[\d,]+ +– *$", shown, re.MULTILINE)) == 2  # of one repeat
+    *_, picture, blank, first, _, line, loader, plan = shown.splitlines()
     assert picture == f"picture: {tmp_path / '.fastload' / 'demo.png'}"
     assert (tmp_path / ".fastload" / "demo.png").read_bytes().startswith(b"\x89PNG")
     assert (blank, first) == ("", "In your own script:")

@@ -88,6 +88,7 @@ PATCHED = [
     (torch.linalg, "lstsq", "torch.linalg.lstsq"),
     (torch.Tensor, "uniform_", "torch.Tensor.uniform_ was patched; leave torch's method as it is"),
     (torch.Tensor, "item", "torch.Tensor.item"),
+    (torch.Tensor, "__rsub__", "torch.Tensor.__rsub__"),
     (torch.random, "manual_seed", "torch.random.manual_seed"),
     (np, "asarray", "numpy.asarray was patched; leave NumPy's function as it is"),
     (np, "array", "numpy.array"),

@@ -9,6 +9,7 @@ import random
 import numpy as np
 import pytest
 import torch
+import torchvision  # noqa: F401 - replaces torch.manual_seed by a wrapper
 from torch.utils.data import get_worker_info
 
 from fastload.pipeline.worker_seeds import only_seeds
@@ -146,3 +147,17 @@ def test_an_empty_cell():
     later = 3
     assert only_seeds(function)
     assert later
+
+
+@pytest.mark.parametrize(
+    ("holder", "name"),
+    [
+        *((random, "seed"), (np.random, "seed"), (np.random, "get_state"), (torch, "manual_seed")),
+        *((torch, "initial_seed"), (torch.utils.data, "get_worker_info")),
+    ],
+)
+def test_functions_that_seed_must_be_the_librarys(monkeypatch, holder, name):
+    original = getattr(holder, name)
+    monkeypatch.setattr(holder, name, lambda *args: STATE.append(original(*args)))
+    assert not only_seeds(documented)
+    assert not only_seeds(lambda worker: random.seed(worker))

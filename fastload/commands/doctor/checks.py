@@ -5,18 +5,18 @@ Pillow is checked in ``checks_pil``, the GPU and the profilers in ``checks_gpu``
 
 from __future__ import annotations
 
+import ctypes
 import importlib.metadata
 import os
 import platform
+import re
 import sys
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Final, Literal, TypeAlias, get_args
+from typing import Any, Final, Literal, TypeAlias, get_args
 
 from fastload import _machine
+from fastload._install import REBUILD
 from fastload.nvtx import stages
-
-if TYPE_CHECKING:
-    pass
 
 Status: TypeAlias = Literal["ok", "note", "warning", "missing"]
 
@@ -190,10 +190,6 @@ def check_descriptors() -> Check:
     return Check("descriptors", finding, data=data)
 
 
-_CODEC_PACKAGES: Final = {"PNG": "libdeflate-dev", "WebP": "libwebp-dev"}
-"""Debian's packages of the libraries that the core can do without."""
-
-
 def check_native_core() -> Check:
     """Check ``fastload._core``, its libjpeg-turbo, and what it decodes besides."""
     try:
@@ -203,18 +199,79 @@ def check_native_core() -> Check:
     except (ImportError, OSError, AttributeError) as error:
         remedy = (
             "install libjpeg-turbo (Debian: apt-get install libjpeg62-turbo-dev; Ubuntu: libjpeg-turbo8-dev), "
-            "then rebuild: pip install --force-reinstall --no-deps fastload (in a clone, make demo does both)"
+            f"then rebuild, {REBUILD} (make demo does both)"
         )
         return Check("native core", f"does not load: {error}", "missing", remedy)
     data = {"libjpeg": version, "other_formats": others}
-    missing = [package for name, package in _CODEC_PACKAGES.items() if name not in others]
-    if missing:
-        remedy = (
-            f"for {' and '.join(name for name in _CODEC_PACKAGES if name not in others)} files, which Pillow decodes "
-            f"now: apt-get install {' '.join(missing)}, then rebuild: pip install --force-reinstall --no-deps fastload"
-        )
-        return Check("native core", f"loads, {version}{others and ', '}{others}", "note", remedy, data)
+    if "WebP" not in others:
+        remedy = f"for WebP files, which Pillow decodes now: apt-get install libwebp-dev, then rebuild, {REBUILD}"
+        return Check("native core", f"loads, {version}, {others}", "note", remedy, data)
     return Check("native core", f"loads, {version}, {others}", data=data)
+
+
+_LIBRARY: Final = re.compile(r"lib(jpeg|turbojpeg|webp|deflate|z|z-ng)[.-].*")
+"""Files of the libraries that decode images; each package may bring its own, with a hash in the name."""
+
+
+def check_libraries() -> Check:
+    """Check which files of the libraries that decode images are loaded, and for the core."""
+    try:
+        from fastload import _core
+    except ImportError as error:
+        return Check("libraries", f"not known, as the core does not load: {error}", "note")
+    files = {path: _version_in(path) for path in _machine.mapped_files() if _LIBRARY.fullmatch(os.path.basename(path))}
+    linked = [_Library(*one) for one in _core.linked_libraries()]
+    data = {"core": {one.name: one.record() for one in linked}, "loaded": files}
+    finding = ", ".join(f"{one.name} {one.version}".rstrip() + f" in {one.loaded or 'no file'}" for one in linked)
+    if others := [f"{one.name} from {one.loaded} in place of {one.built_with}" for one in linked if one.is_another]:
+        remedy = (
+            f"{'; '.join(others)}: another package was first to load a library of that name, and the core takes it "
+            "too (pixels are still compared with Pillow's before a format is decoded); import fastload._core before "
+            "that package, or link the core with the same file"
+        )
+        return Check("libraries", finding, "warning", remedy, data)
+    return Check("libraries", finding, data=data)
+
+
+@dataclass(frozen=True, slots=True)
+class _Library:
+    name: str
+    version: str
+    built_with: str
+    loaded: str
+
+    def __post_init__(self) -> None:
+        if self.loaded:
+            object.__setattr__(self, "loaded", os.path.realpath(self.loaded))
+
+    def record(self) -> dict[str, str]:
+        return {"built_with": self.built_with, "loaded": self.loaded, "version": self.version}
+
+    @property
+    def is_another(self) -> bool:
+        """Whether it lies neither with the core nor where it was at build time."""
+        from fastload import _core
+
+        package = os.path.dirname(os.path.realpath(_core.__file__))
+        # In the core itself or beside it, where wheels put libraries, or in the folder of the build.
+        ours = (package, f"{package}.libs", os.path.realpath(os.path.dirname(self.built_with)))
+        return os.path.dirname(self.loaded) not in ours
+
+
+def _version_in(path: str) -> str | None:
+    """Ask a loaded library for its version; ``None`` if it cannot say."""
+    name = os.path.basename(path)
+    try:
+        if name.startswith("libz"):
+            version = ctypes.CDLL(path).zlibVersion
+            version.restype = ctypes.c_char_p
+            return os.fsdecode(version())
+        if name.startswith("libwebp"):
+            number = ctypes.CDLL(path).WebPGetDecoderVersion()
+            return f"{number >> 16}.{number >> 8 & 255}.{number & 255}"
+    except (OSError, AttributeError):  # its file is gone, or has no such function
+        pass
+    return None
 
 
 def check_nvtx() -> Check:

@@ -120,6 +120,7 @@ def _checks_to_run(measure: bool) -> Iterator[tuple[str, Callable[[], Check]]]:
     yield "/dev/shm", checks.check_shared_memory
     yield "descriptors", checks.check_descriptors
     yield "native core", checks.check_native_core
+    yield "libraries", checks.check_libraries
     yield "PIL", lambda: checks_pil.check_pil(measure=measure)
     yield "nvtx", checks.check_nvtx
     yield "nsys", lambda: checks_gpu.check_nsight("nsys")

@@ -45,13 +45,18 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Leave out slow tests unless ``--all``, a test's name or a marker selects them; GPU tests without one; lint."""
+    """Leave out what ``--all``, a test's name or a marker would select: slow tests and most of large products.
+
+    Also tests that look at the code only, and without a GPU those that need one.
+    """
     if any("::" in argument for argument in config.args):
         return
     left_out = set() if config.getoption("markexpr") else {"lint", *([] if config.getoption("all") else ["slow"])}
     if not torch.cuda.is_available() and os.environ.get("FASTLOAD_REQUIRE_GPU") != "1":
         left_out.add("gpu")
     dropped = {item for item in items if any(item.get_closest_marker(name) is not None for name in left_out)}
+    if not config.getoption("all") and not config.getoption("markexpr"):
+        dropped |= effort.beyond_pairs([item for item in items if item not in dropped])
     config.hook.pytest_deselected(items=list(dropped))
     items[:] = [item for item in items if item not in dropped]
 

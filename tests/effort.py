@@ -2,7 +2,15 @@
 
 from __future__ import annotations
 
+import itertools
+from collections import defaultdict
+from collections.abc import Sequence
+from typing import Any, TypeVar
+
 import hypothesis
+import pytest
+
+T = TypeVar("T")
 
 QUICK_SHARE = 0.1
 QUICK_STRIDE = 7
@@ -27,6 +35,48 @@ def examples(count: int, *, share: float | None = None) -> int:
 def stride() -> int:
     """Return 1 with ``--all``, else 7: of the moments of an interrupt, how many to go on by."""
     return 1 if _everything() else QUICK_STRIDE
+
+
+def some(values: Sequence[T]) -> Sequence[T]:
+    """Return all values with ``--all``, else the first and every second after it."""
+    return values if _everything() else values[::2]
+
+
+def beyond_pairs(items: list[pytest.Item]) -> set[pytest.Item]:
+    """Return the tests to leave out so that each pair of two axes' values still occurs in one.
+
+    An axis is a ``parametrize`` or a fixture with parameters; products of fewer than three stay whole.
+    """
+    tests = defaultdict(list)
+    for item in items:
+        if hasattr(item, "callspec"):
+            tests[item.nodeid.partition("[")[0]].append(item)
+    return {item for of_one in tests.values() for item in set(of_one) - _with_all_pairs(of_one)}
+
+
+def _with_all_pairs(items: list[Any]) -> set[Any]:
+    values = {item: _by_axis(item) for item in items}
+    if len(values[items[0]]) < 3:
+        return set(items)
+    pairs = {item: set(itertools.combinations(values[item], 2)) for item in items}
+    missing, chosen = set().union(*pairs.values()), set()
+    while missing:
+        best = max(items, key=lambda item: len(pairs[item] & missing))
+        missing -= pairs[best]
+        chosen.add(best)
+    return chosen
+
+
+def _by_axis(item: Any) -> list[Any]:
+    axes = defaultdict(list)
+    together = {}
+    for mark in item.iter_markers("parametrize"):
+        names = mark.args[0] if mark.args else mark.kwargs["argnames"]
+        names = [name.strip() for name in names.split(",")] if isinstance(names, str) else names
+        together |= dict.fromkeys(names, names[0])
+    for name, value in item.callspec.params.items():
+        axes[together.get(name, name)].append((name, id(value)))  # some cannot be hashed
+    return [tuple(axis) for axis in axes.values()]
 
 
 def _everything() -> bool:

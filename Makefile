@@ -27,10 +27,10 @@ bench: setup ## every benchmark at tiny size, to see that all work; ARGS='--only
 test: setup ## all tests but the slow ones; ARGS='-k name' picks some
 	$(BIN)/python -m pytest -n $(JOBS) --dist loadfile $(ARGS)
 
-test-all: setup ## every test: frameworks, start methods, examples, commands of the documentation, benchmarks
+test-all: setup ## every test, as thoroughly as it can; ARGS='-k name' picks some
 	$(BIN)/python -m pytest -n $(JOBS) --dist loadfile --all $(ARGS)
 
-release: setup ## what a merge does not wait for: all of the matrix, other Pillows, fuzzing, torture, benchmarks
+release: setup ## what a merge does not wait for: tests in full, matrix, other Pillows, fuzzing, torture
 	scripts/release.sh
 
 torture: setup ## hostile trials beside torch's DataLoader, in hours; ARGS='--only kills --share 0.1'

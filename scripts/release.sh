@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# What takes too long for every merge: each row of the support matrix, the bits against other Pillows, long fuzzing,
-# hostile trials, every benchmark at tiny size. CONTRIBUTING.md says after which changes to run it.
+# What takes too long for every merge: every test as thoroughly as it can, each row of the support matrix, the bits
+# against other Pillows, long fuzzing, hostile trials. CONTRIBUTING.md says after which changes to run it.
 #
 #   FUZZ_SECONDS  of each target (default: 600)
 #   SHARE         of the hostile trials (default: 0.1)
@@ -17,6 +17,7 @@ other_pillow() { # version
     tests/unit/test_codecs.py tests/property/test_codec_bits.py tests/unit/test_lazy_images.py tests/unit/test_orientation.py
 }
 
+part make test-all
 part make matrix
 part other_pillow 12.1.1
 part other_pillow 12.3.0

@@ -35,7 +35,8 @@ gc.disable()  # until tests are collected: what that makes stays
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    parser.addoption("--all", action="store_true", help="run slow tests, too, and let Hypothesis try many examples")
+    parser.addoption("--slow", action="store_true", help="run slow tests, too")
+    parser.addoption("--all", action="store_true", help="run every test, as thoroughly as it can: see tests/effort.py")
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -45,17 +46,18 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Leave out what ``--all``, a test's name or a marker would select: slow tests and most of large products.
+    """Leave out slow tests and most of large products, unless options, a test's name or a marker select them.
 
     Also tests that look at the code only, and without a GPU those that need one.
     """
     if any("::" in argument for argument in config.args):
         return
-    left_out = set() if config.getoption("markexpr") else {"lint", *([] if config.getoption("all") else ["slow"])}
+    everything, chosen = config.getoption("all"), bool(config.getoption("markexpr"))
+    left_out = set() if chosen else {"lint", *([] if everything or config.getoption("slow") else ["slow"])}
     if not torch.cuda.is_available() and os.environ.get("FASTLOAD_REQUIRE_GPU") != "1":
         left_out.add("gpu")
     dropped = {item for item in items if any(item.get_closest_marker(name) is not None for name in left_out)}
-    if not config.getoption("all") and not config.getoption("markexpr"):
+    if not everything and not chosen:
         dropped |= effort.beyond_pairs([item for item in items if item not in dropped])
     config.hook.pytest_deselected(items=list(dropped))
     items[:] = [item for item in items if item not in dropped]

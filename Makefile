@@ -6,7 +6,7 @@ JOBS ?= 2
 ARGS ?=
 
 BIN := $(VENV)/bin
-CXX_FILES = $(wildcard csrc/*/*.cpp csrc/*/*.h fastload/device/*.cu fastload/device/*.h)
+CXX_FILES = $(shell find csrc -name '*.cpp' -o -name '*.h' -o -name '*.cu')
 
 .DEFAULT_GOAL := help
 .PHONY: help setup demo bench test test-all release torture mutants lint format figures docs wheel matrix cluster sanitize simd unsimd clean

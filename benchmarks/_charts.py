@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from html import escape
 from typing import TYPE_CHECKING
 
-from fastload.profiling.palette import style
+from fastload.profiling.pages.palette import style
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

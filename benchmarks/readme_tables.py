@@ -340,7 +340,7 @@ def main(args: argparse.Namespace) -> int:
 def draw_pictures(folder: Path, *, dark: bool) -> None:
     """Draw the pictures of docs/ladder.md and docs/profiling.md, for light pages or for dark ones."""
     from fastload.bench import _chart
-    from fastload.profiling import timeline
+    from fastload.profiling.pages import timeline
 
     suffix = "-dark.png" if dark else ".png"
     _chart.draw(json.loads((RESULTS / "ladder.json").read_text()), folder / f"ladder{suffix}", dark=dark)

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from fastload.nvtx.modules import annotate_modules
     from fastload.plan import Plan, Step
     from fastload.prefetch import prefetch_to_device
-    from fastload.profiling.capture import capture
+    from fastload.profiling.recording.capture import capture
     from fastload.stats.diagnosis import Report
     from fastload.stats.progress import progress
     from fastload.stats.stats import Stats
@@ -37,7 +37,7 @@ else:  # PEP 562: a name is imported when it is first used, so that the command 
             "Verification": "fastload.verification:Verification",
             "annotate": "fastload.nvtx.annotate:annotate",
             "annotate_modules": "fastload.nvtx.modules:annotate_modules",
-            "capture": "fastload.profiling.capture:capture",
+            "capture": "fastload.profiling.recording.capture:capture",
             "jpeg_info": "fastload.vision.codec:jpeg_info",
             "prefetch_to_device": "fastload.prefetch:prefetch_to_device",
             "progress": "fastload.stats.progress:progress",

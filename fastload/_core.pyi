@@ -118,6 +118,8 @@ class Job:
     # Of all threads on it so far, without tasks in progress.
     def work_seconds(self) -> float: ...
 
+def kernel_source(file: str) -> str: ...  # the text of a file in csrc/gpu/kernels
+
 # The files of a batch, prepared in `memory` (uint8, aligned to 16 bytes) for the kernels of decode.cu. finish() may be
 # called once, when no thread adds files any more, and returns parts of the batch whose intermediate results take at
 # most so many bytes: (first image, images, byte of the work list, its items, bytes of coefficients, other bytes, most
@@ -161,7 +163,7 @@ class JpegIndex:
     # (bytes kept, files kept, images whose file was found, images whose file was not, files evicted, found in the file)
     def totals(self) -> tuple[int, int, int, int, int, int]: ...
 
-# An index that was made ahead, see csrc/jpeg/index_file.h. Raises a ValueError that says why it cannot be used. `key`
+# An index that was made ahead, see csrc/index/index_file.h. Raises a ValueError that says why it cannot be used. `key`
 # has 48 bytes. Thread-safe.
 class IndexFile:
     def __init__(self, path: bytes, key: bytes) -> None: ...
@@ -316,7 +318,7 @@ def transpose(
 def index_points(path: bytes, key: bytes) -> tuple[str, int, bytes]: ...
 def index_tag(data: bytes, key: bytes) -> bytes: ...
 
-# Tagged files, see csrc/jpeg/keyed_hash.h; a key has 48 bytes. Both release the GIL.
+# Tagged files, see csrc/base/keyed_hash.h; a key has 48 bytes. Both release the GIL.
 # What follows the data.
 def tags_of(data: Buffer, key: bytes) -> bytes: ...
 

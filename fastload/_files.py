@@ -47,6 +47,19 @@ def open_file(path: str | os.PathLike[str]) -> BinaryIO:
     return os.fdopen(open_regular(path), "rb")
 
 
+def open_of_process(pid: int, descriptor: int, inode: int, flags: int = os.O_RDWR) -> int:
+    """Open the file behind another process's descriptor; returns an own descriptor.
+
+    Raises:
+        OSError: It cannot be opened, or that process has closed it and the number now refers to another file.
+    """
+    own = os.open(f"/proc/{pid}/fd/{descriptor}", flags | os.O_CLOEXEC)
+    if os.fstat(own).st_ino != inode:
+        os.close(own)
+        raise OSError(errno.ESTALE, "closed meanwhile")
+    return own
+
+
 def files_below(folder: str | os.PathLike[str], *, strict: bool = False) -> Iterator[str]:
     """Yield the paths of the files in a folder and below, sorted within each folder.
 

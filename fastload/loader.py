@@ -395,7 +395,7 @@ class FastLoader(LoaderConfig[T_co]):
         if persists and former is not None:
             return next_epoch(former, self)  # type: ignore[no-any-return]
         native = fetcher_in_process(self, torch.device("cpu"))
-        counters = counters_for(self) if native is None else None
+        counters = counters_for(self, state_of(self).totals) if native is None else None
         view: Any = object.__new__(_without_del(cast("Any", type(self))))  # keeps a subclass's overrides
         vars(view).update(vars(self))
         if counters is not None and self.num_workers:

@@ -25,8 +25,8 @@ from fastload.bench._steps import TINY, TrainingStep
 from fastload.bench.arguments import add_data_argument
 from fastload.commands import profile
 from fastload.measurement.record import environment, write_json
-from fastload.profiling.report import make_report
-from fastload.profiling.timeline import lay_out, thinned
+from fastload.profiling.pages.report import make_report
+from fastload.profiling.pages.timeline import lay_out, thinned
 
 RUNGS = {"workers": "pinned slots", "native": "native engine"}
 """What is recorded, by the name of its rung."""

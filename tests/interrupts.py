@@ -10,10 +10,13 @@ from __future__ import annotations
 import _thread
 import signal
 import sys
+import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import effort
+
+from fastload.torch_workers.signals import on_their_way
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -95,6 +98,8 @@ def interrupted_at_every_opcode(
                 sys.settrace(tracer.enter)
                 act(subject)
                 sys.settrace(None)  # a call: a pending signal is still handled here
+                while on_their_way:  # from a finalizer, to be raised here
+                    time.sleep(0.001)
             except KeyboardInterrupt:
                 interrupted = True
             finally:

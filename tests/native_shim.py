@@ -17,8 +17,6 @@ from PIL import Image
 
 ROOT = Path(__file__).resolve().parent.parent
 CSRC = ROOT / "csrc"
-_PARTS = ("resample/*.cpp", "rng/*.cpp", "image/transform*.cpp", "tests/shim.cpp")
-SOURCES = [path for part in _PARTS for path in sorted(CSRC.glob(part))]
 FILTERS = {
     "nearest": (0, Image.Resampling.NEAREST),
     "box": (1, Image.Resampling.BOX),
@@ -52,7 +50,7 @@ def compiled(sources: Sequence[Path], *flags: str) -> str:
     compiler = os.environ.get("FASTLOAD_SHIM_CXX", "g++").split()
     command = [*compiler, "-std=c++17", f"-I{CSRC}", *flags, "-fPIC", "-shared", *map(str, sources), "-o"]
     digest = hashlib.sha256(repr(command).encode() + subprocess.check_output([compiler[0], "--version"]))
-    for path in sorted({*CSRC.glob("*/*.h"), *sources}):
+    for path in sorted({*CSRC.rglob("*.h"), *sources}):
         digest.update(path.read_bytes())
     target = ROOT / "build" / "shims" / f"{sources[-1].stem}-{digest.hexdigest()[:16]}.so"
     if not target.exists():
@@ -63,14 +61,21 @@ def compiled(sources: Sequence[Path], *flags: str) -> str:
     return str(target)
 
 
+def core_files(*patterns: str) -> list[Path]:
+    """Return the core's files of these names, of which each matches some."""
+    found = [sorted(CSRC.glob(pattern)) for pattern in patterns]
+    assert all(found), f"csrc has no files for some of {patterns}"
+    return [path for paths in found for path in paths]
+
+
 @cache
 def library() -> ctypes.CDLL:
     """Compile the shim, and load it once per process.
 
     ``FASTLOAD_SHIM_CXX`` sets the compiler and extra flags, for sanitizers: ``"g++ -g -fsanitize=address,undefined"``.
     """
-    sources = [path for path in SOURCES if path.exists()]
-    lib = ctypes.CDLL(compiled(sources, "-O3", "-Wall", "-Wextra", "-Werror", "-ffp-contract=off"))
+    parts = core_files("base/simd_level.cpp", "resample/*.cpp", "rng/*.cpp", "image/transform/*.cpp", "tests/shim.cpp")
+    lib = ctypes.CDLL(compiled(parts, "-O3", "-Wall", "-Wextra", "-Werror", "-ffp-contract=off"))
     lib.shim_error.restype = ctypes.c_char_p
     return lib
 

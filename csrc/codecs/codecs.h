@@ -6,11 +6,10 @@
 #include <string>
 #include <vector>
 
-#include "image/image.h"
-#include "jpeg/file.h"
-#include "jpeg/jpeg.h"
-#include "jpeg/jpeg_header.h"
-#include "jpeg/status.h"
+#include "base/header.h"
+#include "base/image.h"
+#include "base/source.h"
+#include "base/status.h"
 
 namespace fastload {
 
@@ -31,18 +30,18 @@ std::vector<LinkedLibrary> linked_libraries();
 
 // Reads the header of a file that is no JPEG. `ok` means that Pillow opens it without a warning; `not_jpeg` that it is
 // neither PNG nor WebP. Reads no more of a large file than needed.
-Status scan_other_header(ByteSource& source, JpegHeader& header);
+Status scan_other_header(ByteSource& source, ImageHeader& header);
 
 // Decodes the whole file, `header` being scan_other_header's result for it, and checks its end as Pillow would. `image`
 // is the region, in memory of this thread that stays valid until the next call. Thread-safe. Throws std::bad_alloc
 // only.
-Status decode_other(ByteSource& source, const JpegHeader& header, const Region& region, ConstImage& image);
+Status decode_other(ByteSource& source, const ImageHeader& header, const Region& region, ConstImage& image);
 
 // The parts of both. Without libwebp, WebP files are `not_jpeg`.
-Status scan_png(ByteSource& source, JpegHeader& header);
-Status decode_png(ByteSource& source, const JpegHeader& header, const Region& region, ConstImage& image);
-Status scan_webp(ByteSource& source, JpegHeader& header);
-Status decode_webp(ByteSource& source, const JpegHeader& header, const Region& region, ConstImage& image);
+Status scan_png(ByteSource& source, ImageHeader& header);
+Status decode_png(ByteSource& source, const ImageHeader& header, const Region& region, ConstImage& image);
+Status scan_webp(ByteSource& source, ImageHeader& header);
+Status decode_webp(ByteSource& source, const ImageHeader& header, const Region& region, ConstImage& image);
 std::string webp_version();
 
 // Bytes of each buffer that a thread keeps for its next image, at most.

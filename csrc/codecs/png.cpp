@@ -332,7 +332,7 @@ Status decode_rows(Buffer& encoded, const Layout& layout, const Region& region, 
 
 }  // namespace
 
-Status scan_png(ByteSource& source, JpegHeader& header) try {
+Status scan_png(ByteSource& source, ImageHeader& header) try {
   const Span start = source.at(0, sizeof kSignature);
   if (start.size < sizeof kSignature || std::memcmp(start.data, kSignature, sizeof kSignature) != 0) {
     return source.failure_or(Status::not_jpeg);
@@ -353,7 +353,7 @@ Status scan_png(ByteSource& source, JpegHeader& header) try {
   return Status::unsupported;
 }
 
-Status decode_png(ByteSource& source, const JpegHeader& header, const Region& region, ConstImage& image) {
+Status decode_png(ByteSource& source, const ImageHeader& header, const Region& region, ConstImage& image) {
   static thread_local Buffer encoded, rows, pixels;
   Layout layout;
   Status status = read_layout(source, layout);

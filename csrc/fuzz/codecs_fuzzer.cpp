@@ -13,8 +13,8 @@
 
 #include "codecs/codecs.h"
 #include "codecs/inflate.h"
-#include "jpeg/jpeg.h"
-#include "pool/source.h"
+#include "jpeg/decoder.h"
+#include "sample/sample.h"
 
 using namespace fastload;
 

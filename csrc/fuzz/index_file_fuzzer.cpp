@@ -10,7 +10,7 @@
 #include <string>
 #include <vector>
 
-#include "jpeg/index_file.h"
+#include "index/index_file.h"
 
 using namespace fastload;
 

@@ -15,13 +15,13 @@
 #include <sys/mman.h>
 #include <unistd.h>
 
+#include "base/simd_level.h"
+#include "index/index_file.h"
+#include "index/jpeg_index.h"
 #include "jpeg/baseline.h"
-#include "jpeg/index_file.h"
-#include "jpeg/jpeg.h"
-#include "jpeg/jpeg_index.h"
-#include "jpeg/scan_points.h"
-#include "pool/source.h"
-#include "resample/resample.h"
+#include "jpeg/decoder.h"
+#include "jpeg/entropy/scan_points.h"
+#include "sample/sample.h"
 #include "tests/random_file.h"
 
 using namespace fastload;

@@ -10,9 +10,10 @@
 #include <string>
 #include <vector>
 
-#include "jpeg/stage_image.h"
-#include "jpeg/unstuff.h"
-#include "pool/source.h"
+#include "base/simd_level.h"
+#include "gpu/stage_image.h"
+#include "jpeg/entropy/unstuff.h"
+#include "sample/sample.h"
 #include "tests/random_file.h"
 
 using namespace fastload;

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from fastload.profiling.palette import DARK, LIGHT
+from fastload.profiling.pages.palette import DARK, LIGHT
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

@@ -12,12 +12,12 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch.profiler import ProfilerActivity, profile, schedule
 
-from fastload.profiling.intervals import covered
+from fastload.profiling.recording.intervals import covered
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
 
-    from fastload.profiling.intervals import Interval
+    from fastload.profiling.recording.intervals import Interval
 
 
 @dataclass(frozen=True, slots=True)

@@ -20,8 +20,8 @@ class Command:
     """One subcommand.
 
     Attributes:
-        module: Has ``add_arguments(parser)`` and ``main(args) -> int``; imported when chosen. ``"module:NAME"`` is an
-            object of the module that has them.
+        module: Module with ``add_arguments(parser)`` and ``main(args) -> int``, imported when chosen; or, as
+            ``"module:NAME"``, an object of a module that has them.
         help: One line.
         extra: The extra with its optional dependencies.
         needs: The optional packages, and whether given arguments need them.
@@ -71,7 +71,7 @@ class Group:
     """Subcommands one level down.
 
     Attributes:
-        commands: By name.
+        commands: Commands by name.
         help: One line.
         in_checkout: Names of the commands that only ``python -m benchmarks`` has.
     """

@@ -156,6 +156,7 @@ def finish(tensor: torch.Tensor, memory_format: torch.memory_format | None, dtyp
     """
     target = dtype if dtype is not None and tensor.is_floating_point() else tensor.dtype
     is_image = tensor.dim() == 4 and (tensor.is_floating_point() or tensor.dtype == torch.uint8)
+    is_image = is_image and tensor.layout == torch.strided and not tensor.is_nested
     if is_image and memory_format is not None and memory_format != torch.preserve_format:
         return tensor.to(dtype=target, memory_format=memory_format)
     return tensor if target == tensor.dtype else tensor.to(dtype=target)

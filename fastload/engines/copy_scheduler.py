@@ -11,6 +11,7 @@ interrupt finds either taken or free. An interrupt between ``__enter__`` and the
 from __future__ import annotations
 
 import contextlib
+import functools
 import os
 import threading
 import time
@@ -21,7 +22,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from fastload._batch import HostBatch, count_pinned, map_tensors, register
+from fastload._batch import HostBatch, count_pinned, map_tensors, pinned, register
 from fastload.memory.packing import Packed, packed_bytes, unpack
 from fastload.nvtx import stages
 from fastload.stats.stats import Totals
@@ -182,7 +183,8 @@ class CopyScheduler:
 
     def _open(self, batch: HostBatch) -> Arrival:
         worker = batch.worker % self._num_workers
-        others = _pinned if self._pin else _unchanged
+        pin = pinned if self._tuple_type is None else _pinned_as_torch
+        others = pin if self._pin else _unchanged
         if batch.stamp is not None and self._slots is not None:
             lease = self._slots.adopt(batch.stamp)
             packed: Packed = batch.data
@@ -195,7 +197,7 @@ class CopyScheduler:
             self.missed[self._slots.refusal or ("slots not ready yet" if warming_up else batch.missed)] += 1
             self._slots.want(nbytes)
             if self._slots.refusal is None:  # slots will come: pinning this one batch costs more than it saves, and
-                others = _pinned_by_itself if self._pin else _unchanged  # torch would keep the memory
+                others = functools.partial(_but_tensors, others)  # torch would keep the memory
         return Arrival(map_tensors(others, batch.data, self._tuple_type), worker)
 
     def take(self, arrived: Any) -> Any:
@@ -325,14 +327,12 @@ class CopyScheduler:
         self.transfer.close()
 
 
-def _pinned(leaf: Any) -> Any:
-    if isinstance(leaf, torch.Tensor):
-        return leaf.pin_memory() if leaf.device.type == "cpu" and leaf.layout == torch.strided else leaf
-    return leaf.pin_memory()
+def _but_tensors(function: Callable[[Any], Any], leaf: Any) -> Any:
+    return leaf if isinstance(leaf, torch.Tensor) else function(leaf)
 
 
-def _pinned_by_itself(leaf: Any) -> Any:
-    return leaf if isinstance(leaf, torch.Tensor) else leaf.pin_memory()
+def _pinned_as_torch(leaf: Any) -> Any:
+    return pinned(leaf) if isinstance(leaf, torch.Tensor) else leaf.pin_memory()
 
 
 def _unchanged(leaf: Any) -> Any:

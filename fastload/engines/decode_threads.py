@@ -15,7 +15,7 @@ import threading
 import time
 import weakref
 from collections import deque
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
 from torch._utils import ExceptionWrapper
@@ -29,7 +29,7 @@ from fastload.engines.decode_batch import Batch, TookTooLongError
 from fastload.engines.decode_pipeline import DecodePipeline
 from fastload.engines.loader_state import ITERATOR_CLOSED, epochs_of, state_of
 from fastload.nvtx.stages import stage
-from fastload.torch_workers.signals import deferred_signals
+from fastload.torch_workers.signals import Finalizer, deferred_signals
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -64,6 +64,8 @@ class NativeIterator(_BaseDataLoaderIter):
         device_totals: Returns the device clock's measurements of the consumer's steps; ``None`` without a clock.
     """
 
+    is_native: ClassVar = True  # for those that don't import this class: most loaders never need it
+
     def __init__(
         self,
         loader: LoaderConfig[Any],
@@ -86,7 +88,8 @@ class NativeIterator(_BaseDataLoaderIter):
         epochs = epochs_of(loader)
         first_states: list[bytes | None] | None = None
         if recipe.first_call is not None and epochs is None:
-            first_states = [*process.first_states(int(self._base_seed), self._num_workers)]
+            seeding = state_of(loader).seeding
+            first_states = [*seeding.states(recipe, process, int(self._base_seed), self._num_workers)]
         if resumption is not None and resumption.workers is not None:
             seeded = first_states or [None] * self._num_workers
             first_states = [late or early for late, early in zip(resumption.generators or (), seeded, strict=False)]
@@ -118,8 +121,8 @@ class NativeIterator(_BaseDataLoaderIter):
                     device=device,
                     choice=choice,
                 )
-                self._finalizer = weakref.finalize(self, self.decode_pipeline.close)
-                # Python drops an interrupt of the finalizer. It cannot interrupt this callback, which is C code.
+                self._finalizer = Finalizer(self, self.decode_pipeline.close)
+                # An interrupt just before the finalizer prevents it, but not this callback, which is C code.
                 self.decode_pipeline.owner = weakref.ref(self, self.decode_pipeline.wakeups.put)
             if self._sizer is not None:
                 self._sizer.attach(self.decode_pipeline.pool)

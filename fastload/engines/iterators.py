@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import functools
-import sys
 import threading
-import weakref
 from typing import TYPE_CHECKING, Any, cast
 
 import torch
@@ -25,7 +23,7 @@ from fastload.options import can_pin, has_streams
 from fastload.pipeline.eligibility import read_loader, read_tail
 from fastload.stats.meter import Meter, counters_for, measure, measure_here
 from fastload.torch_workers.processes import after_error, shut_down
-from fastload.torch_workers.signals import deferred_signals
+from fastload.torch_workers.signals import Finalizer, deferred_signals
 from fastload.torch_workers.view import refresh, view_of
 
 if TYPE_CHECKING:
@@ -50,6 +48,8 @@ def start_native(loader: LoaderConfig[Any], recipe: Recipe, device: torch.device
     Raises:
         RuntimeError: The check fails and ``engine="native"``.
     """
+    from fastload.engines.native_processes import own_process, sample_process
+
     state, native = state_of(loader), cast("Any", None)
     try:
         recipe = recipe.snapshot(state.spares)
@@ -57,57 +57,26 @@ def start_native(loader: LoaderConfig[Any], recipe: Recipe, device: torch.device
         if loader.engine == "native":
             raise
         return None
-    process = _sample_process(loader, recipe)
+    process = sample_process(loader, recipe)
     if process is None:
         return None
     try:
-        if not state.checks.passes(loader, recipe, process) or not _first_calls_return(loader, recipe, process):
+        if not state.checks.passes(loader, recipe, process):
+            return None
+        own = own_process(loader, recipe, process)
+        if own is None:
             return None
         if device.type == "cpu":
-            native = native_on_host(loader, recipe, process)
+            native = native_on_host(loader, recipe, own)
             state.add(native, measure(native, native_meter(native, loader)))
         else:
-            native = NativeDeviceIterator(loader, recipe, process, device)
+            native = NativeDeviceIterator(loader, recipe, own, device)
             state.add(native, native.meter, native.transfer)
         return native
     finally:
         if native is None:  # no one needs the process any more
             process.kill()
             process.close()
-
-
-def _sample_process(loader: LoaderConfig[Any], recipe: Recipe) -> SampleProcess | None:
-    """Make the recipe's sample process, started if the check needs it.
-
-    Returns ``None`` if it cannot be started.
-    """
-    from fastload.engines.sample_process import SampleProcess
-
-    try:
-        checks = state_of(loader).checks
-        process = SampleProcess(recipe, loader.multiprocessing_context, note_use=checks.note_python)
-        if checks.python_used or recipe.first_call is not None or not checks.has(loader, recipe):
-            process.start()
-        return process
-    except Exception:  # torch's workers cannot be started either, and their error says why
-        if loader.engine == "native":
-            raise
-        return None
-
-
-def _first_calls_return(loader: LoaderConfig[Any], recipe: Recipe, process: SampleProcess) -> bool:
-    """Whether ``worker_init_fn`` raises nothing with the base seed that the next iterator will draw."""
-    if recipe.first_call is None or loader.randomness == "sample":
-        return True
-    generator = torch.default_generator if loader.generator is None else loader.generator
-    before = generator.get_state()
-    seed = torch.empty((), dtype=torch.int64).random_(generator=generator).item()
-    generator.set_state(before)
-    try:
-        process.first_states(int(seed), loader.num_workers)
-    except RuntimeError:  # torch's workers raise it
-        return False
-    return True
 
 
 def native_on_host(loader: LoaderConfig[Any], recipe: Recipe, process: SampleProcess) -> NativeIterator:
@@ -146,8 +115,7 @@ def native_meter(native: NativeIterator, loader: LoaderConfig[Any], *, on_device
 
 def is_native(iterator: Any) -> bool:
     """Whether ``iterator`` makes batches natively, on the host."""
-    native = sys.modules.get("fastload.engines.decode_threads")
-    return isinstance(iterator, getattr(native, "NativeIterator", ()))  # another thread may be importing it
+    return getattr(type(iterator), "is_native", False) is True
 
 
 def _end(closers: Iterable[Callable[[], None]], retire: Callable[[], None]) -> None:
@@ -190,7 +158,7 @@ class DeviceIterator:
         self.consuming = threading.RLock()  # one next() at a time: threads may share the iterator, as torch's
         retire = functools.partial(state_of(loader).retire, transfer, scheduler)
         self._end = functools.partial(_end, closers, retire)
-        self._finalizer = weakref.finalize(self, self._end)
+        self._finalizer = Finalizer(self, self._end)
 
     def begin_epoch(self, loader: LoaderConfig[Any]) -> None:
         """Begin another epoch with the same persistent workers or decode threads."""
@@ -383,12 +351,14 @@ class TorchDeviceIterator(DeviceIterator):
         writer = None if slots is None else SlotWriter(slots.handle)
         self._collate = Collate(loader.collate_fn, scheduler.key, writer, None if tail is None else tail.take_pixels)
         self._number = 0
-        self._counters = counters_for(loader) if self._native is None else None
+        self._counters = counters_for(loader, state.totals) if self._native is None else None
         meter = Meter(self._counters, loader.batch_size, None if self._native is None else self._native.totals)
         super().__init__(loader, device, transfer, meter, (scheduler.close,), scheduler)  # which closes the transfer
         self._view = view_of(loader, **self._changes(loader))
         scheduler.serve(self)
+        pids = [] if slots is None else slots.open_for(self)
         self._host = start_epoch(self._view, state.resumption)
+        pids += [worker.pid for worker in getattr(self._host, "_workers", ())]
         self._counts_up = loader.in_order and loader.num_workers > 0  # torch's count is then the batch's number
         if self._native is not None:
             self._native.install(self._host, scheduler.key)

@@ -18,6 +18,7 @@ from torchvision.transforms import _functional_pil
 
 from fastload.engines import lazy_blur
 from fastload.pipeline.ops_common import solarize_threshold
+from fastload.stats.stack_sampler import register_codec
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -27,6 +28,8 @@ if TYPE_CHECKING:
     Change: TypeAlias = Callable[[Any, str, dict[str, Any]], Image.Image | None]
     Copy: TypeAlias = Callable[[Any, str], Image.Image | None]
     IsUnchanged: TypeAlias = Callable[[Any, Image.Image], bool]
+
+register_codec(__file__)
 
 _ENHANCERS: Final[dict[type, str]] = {
     ImageEnhance.Brightness: "brightness",

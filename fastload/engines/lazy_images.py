@@ -27,12 +27,15 @@ from fastload.engines.pending_pixels import ByPillow, File, Pending
 from fastload.pipeline.calibration import FILTERS, calibrate
 from fastload.pipeline.ops_common import SAMPLINGS
 from fastload.pipeline.step_calibration import REFERENCES, differing_step
+from fastload.stats.stack_sampler import register_codec
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
     from types import CodeType
 
     from fastload.pipeline.ops_common import Node
+
+register_codec(__file__)
 
 _NAMES: Final = {int(resampling): name for name, resampling in FILTERS.items()}
 COMPARED: Final = 2

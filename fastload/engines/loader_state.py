@@ -20,6 +20,7 @@ from fastload.memory.slots import SlotCounts, SlotPool
 from fastload.stats.meter import Meter, Meters
 from fastload.stats.stats import Stats, Totals, make_stats
 from fastload.torch_workers.processes import shut_down
+from fastload.torch_workers.signals import Finalizer
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -32,6 +33,7 @@ if TYPE_CHECKING:
     from fastload.device.decode_policy import DecodePolicy
     from fastload.engines.copy_scheduler import CopyScheduler
     from fastload.engines.resumption import Resumption
+    from fastload.engines.seeding_process import SeedingProcess
     from fastload.memory.buffers import BufferPool
     from fastload.options import LoaderConfig
     from fastload.pipeline.reader import Recipe
@@ -64,6 +66,7 @@ class LoaderState:
         self.texts = Texts()  # of the last call of state_dict()
         self.names: dict[str, Any] = {}  # of files, of that call
         self.spares: list[Any] = []  # arrays of the last epoch's samples
+        self._seeding: SeedingProcess | None = None
         self._streams: dict[torch.device, Any] = {}
         self._meters = Meters()
         self._lock = threading.RLock()  # a finalizer may run in a thread that holds it
@@ -103,7 +106,7 @@ class LoaderState:
             return None
         if self.slots is None:
             self.slots = SlotPool(slots_wanted(loader), pinned_limit(loader), loader.num_workers, device=device)
-            weakref.finalize(self, self.slots.close)
+            Finalizer(self, self.slots.close)
         self.slots.reclaim()
         return self.slots
 
@@ -115,6 +118,15 @@ class LoaderState:
         with self._lock:
             self._buffers = self._buffers or BufferPool()
             return self._buffers
+
+    @property
+    def seeding(self) -> SeedingProcess:
+        """Runs ``worker_init_fn`` for native epochs, if that only seeds."""
+        from fastload.engines.seeding_process import SeedingProcess
+
+        with self._lock:
+            self._seeding = self._seeding or SeedingProcess()
+            return self._seeding
 
     def decode_pool(self) -> _core.Pool:
         """Return the threads that decode for iterators without workers, shared by all of them."""
@@ -259,7 +271,12 @@ class LoaderState:
 
     def measure(self, iterator: Any, meter: Meter) -> None:
         """Count ``meter`` while ``iterator`` lives, and keep its totals afterwards."""
-        weakref.finalize(iterator, self._meters.open(meter)).atexit = False
+        Finalizer(iterator, self._meters.open(meter)).atexit = False
+
+    @property
+    def totals(self) -> Totals:
+        """Counts over all epochs, without those of copies."""
+        return self._meters.totals()
 
     def take_in(self, transfer: Transfer, scheduler: CopyScheduler | None = None) -> None:
         """Count an iterator's copies until :meth:`retire`."""
@@ -332,6 +349,8 @@ class LoaderState:
             self._indexed = 0, *_counts(index[1])[1:]
         if self.slots is not None:
             self.slots.close()
+        if self._seeding is not None:
+            self._seeding.close()
 
 
 def _counts(index: _core.JpegIndex) -> tuple[int, int, int]:

@@ -13,6 +13,7 @@ from PIL.JpegImagePlugin import JpegImageFile
 from fastload import _core
 from fastload.pipeline.calibration import FILTERS
 from fastload.pipeline.step_calibration import REFERENCES
+from fastload.stats.stack_sampler import register_codec
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -20,6 +21,8 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from fastload.pipeline.ops_common import Node
+
+register_codec(__file__)
 
 PARTS_MAX: Final = 2
 """Parts of an image that are decoded one by one. For the next part, the whole image is decoded."""

@@ -32,7 +32,7 @@ def set_state(state: bytes) -> None:
 
 def state_now(*, others: bool) -> bytes:
     """Return the state of torch's default generator, and of the others if asked for."""
-    state = torch.get_rng_state().numpy().tobytes()
+    state = torch.default_generator.get_state().numpy().tobytes()
     return b"".join((state, python_now(), numpy_now())) if others else state
 
 

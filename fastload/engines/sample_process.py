@@ -32,8 +32,8 @@ from fastload.nvtx import stages
 from fastload.pipeline.datasets import OddPath, sendable
 from fastload.pipeline.reader import OpenedImage, pixel_limit
 from fastload.torch_workers.orphans import LOOK_S, exit_with_parent
-from fastload.torch_workers.processes import JOIN_S, forking_workers
-from fastload.torch_workers.signals import deferred_signals, usual_signals
+from fastload.torch_workers.processes import JOIN_S, forking_workers, release_free_memory
+from fastload.torch_workers.signals import deferred_signals, finalizer, usual_signals
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -71,10 +71,9 @@ class SampleProcess:
         self._pid = os.getpid()
         self._context = context or multiprocessing.get_context()
         self._recipe = recipe
-        self._states: tuple[Any, list[bytes]] = None, []
-        forks = self._context.get_start_method() == "fork"
-        self._settings = _Settings.now() if forks else None
-        if not forks:
+        self.forks = self._context.get_start_method() == "fork"
+        self._settings = _Settings.now() if self.forks else None
+        if not self.forks:
             self.start()
 
     def start(self) -> None:
@@ -88,6 +87,7 @@ class SampleProcess:
                 with deferred_signals(), forking_workers(), _may_have_children():
                     self._start()
             if self._wait_ready():
+                self._recipe = self._recipe.without_dataset()  # the process has it
                 return
         raise RuntimeError(f"a process for samples made in Python did not answer, {STARTS} times")
 
@@ -152,6 +152,7 @@ class SampleProcess:
             target=_answer_requests, args=arguments, name="fastload-samples", daemon=True
         )
         try:
+            release_free_memory()
             self._process.start()
         except BaseException:
             self._connection.close()
@@ -216,17 +217,16 @@ class SampleProcess:
         return self._ask(("batch", index, state), timeout_s)  # type: ignore[no-any-return]
 
     def first_states(self, base_seed: int, workers: int) -> list[bytes]:
-        """Return the states of the workers' generators after the user's ``worker_init_fn``. Blocks.
+        """See :meth:`~fastload.engines.seeding_process.SeedingProcess.states`."""
+        answer: list[bytes] | str = self._ask(("first_states", base_seed, workers))
+        if isinstance(answer, str):
+            raise RuntimeError(f"worker_init_fn raised {answer}")
+        return answer
 
-        Raises:
-            RuntimeError: It has raised an error, or the process has ended.
-        """
-        if self._states[0] != (base_seed, workers):
-            answer = self._ask(("first_states", base_seed, workers))
-            if isinstance(answer, str):
-                raise RuntimeError(f"worker_init_fn raised {answer}")
-            self._states = (base_seed, workers), answer
-        return self._states[1]
+    @property
+    def answers(self) -> bool:
+        """Whether it is alive and this process's."""
+        return self.started and os.getpid() == self._pid and not self._killed and self._process.is_alive()
 
     def _ask(self, request: tuple[Any, ...], timeout_s: float | None = None) -> Any:
         until = None if timeout_s is None else time.monotonic() + timeout_s
@@ -270,6 +270,7 @@ class SampleProcess:
             self._process.kill()
             self._process.join(JOIN_S)
 
+    @finalizer
     def __del__(self) -> None:
         if vars(self).get("started") and not self._closed:
             self.kill()
@@ -332,9 +333,7 @@ def _answer_requests(
     stages.name_thread("fl-samples")
     torch.set_num_threads(1)
     with contextlib.suppress(RuntimeError):  # no more threads
-        # The parent of a fork server's child is the server, which ends with the program.
-        watched = parent if settings is not None else os.getppid()
-        threading.Thread(target=exit_with_parent, args=(watched,), daemon=True).start()
+        threading.Thread(target=exit_with_parent, args=(parent,), daemon=True).start()
     if settings is not None:
         torch.get_rng_state()  # may block forever, see SampleProcess._wait_ready
         connection.send_bytes(b"ready")
@@ -358,10 +357,6 @@ def _pickled(answer: Any) -> bytes:
 
 
 _images: Final = OpenedImage()
-
-
-def _max_pixels(recipe: Recipe) -> Any:
-    return Image.MAX_IMAGE_PIXELS
 
 
 def _sample(
@@ -422,7 +417,7 @@ def _batch(recipe: Recipe, index: Any, state: bytes) -> Any:
 
 
 _HANDLERS: Final[dict[str, Callable[..., Any]]] = {
-    "max_pixels": _max_pixels,
+    "max_pixels": lambda recipe: Image.MAX_IMAGE_PIXELS,
     "sample": _sample,
     "fetched": _fetched,
     "located": located,

@@ -21,7 +21,6 @@ from fastload.engines import lazy_images
 from fastload.engines.pending_batches import PendingImage, PendingTransform, are_alike, stack
 from fastload.memory.packing import stacks_into
 from fastload.pipeline.crops import read_crops
-from fastload.pipeline.monkeypatch_check import imported
 from fastload.pipeline.tail import split_off
 from fastload.pipeline.webdataset_tail import PASSING, PipelineTail, PixelBatch, collation_of, stages_in
 
@@ -34,7 +33,7 @@ if TYPE_CHECKING:
 def install() -> None:
     """Make the fetcher of this worker's loader iterate such a pipeline, if it is torch's."""
     kind: Any = getattr(torch_fetch, "_IterableDatasetFetcher", None)
-    if getattr(kind, "__module__", None) != torch_fetch.__name__ or imported("webdataset") is None:
+    if getattr(kind, "__module__", None) != torch_fetch.__name__:
         return
     known: Known = {}
     init = kind.__init__

@@ -60,6 +60,8 @@ class DatasetState:
         iterator: Any = getattr(fetcher, "dataset_iter", None)
         alone = iterator is dataset
         has = has_state(dataset) and not alone, iterator is not None and has_state(iterator)
+        if iterator is None and not has[0]:
+            return NO_STATE
         try:
             return cls(
                 dataset.state_dict() if has[0] else None,
@@ -181,8 +183,18 @@ class WorkerState:
     @classmethod
     def kept(cls, kept: KeptState) -> WorkerState:
         """Make it of what a :class:`WorkerProgress` has kept."""
-        generators, data = pickle.loads(kept.state)
-        return cls(generators, kept.number, data)
+        size = int.from_bytes(kept.state[:_SIZE_BYTES], "little")
+        generators = kept.state[_SIZE_BYTES + size :]
+        return cls(generators or None, kept.number, pickle.loads(kept.state[_SIZE_BYTES:][:size]))
+
+
+def _packed(data: DatasetState) -> bytes:
+    pickled = pickle.dumps(data)
+    return len(pickled).to_bytes(_SIZE_BYTES, "little") + pickled
+
+
+_SIZE_BYTES: Final = 8
+_NO_STATE: Final = _packed(NO_STATE)  # of most datasets, whose batches may take less than pickling it
 
 
 def users_own(dataset: Any) -> Any:
@@ -325,20 +337,21 @@ class WorkerProgress:
     def _keep(self, data: DatasetState, digest: int) -> None:
         if self._states is None:
             return
-        keep = functools.partial(self._write, self._states, digest)
         try:
-            generators = None
+            generators = b""
             if self._generators:
                 from fastload.engines.random_states import state_now
 
                 generators = state_now(others=True)
-            keep(generators, data)
+            self._write(self._states, digest, generators, data)
         except Exception as error:  # noqa: BLE001 - any error of the user's objects; or no core
+            failed = DatasetState(error=f"its state cannot be kept: {type(error).__name__}: {error}")
             with contextlib.suppress(Exception):  # there may be no memory; the batch is still good
-                keep(None, DatasetState(error=f"its state cannot be kept: {type(error).__name__}: {error}"))
+                self._write(self._states, digest, b"", failed)
 
-    def _write(self, states: KeptStates, digest: int, generators: bytes | None, data: DatasetState) -> None:
-        states.keep(self._worker, KeptState(self._epoch, self._fetches, digest, pickle.dumps((generators, data))))
+    def _write(self, states: KeptStates, digest: int, generators: bytes, data: DatasetState) -> None:
+        kept = (_NO_STATE if data is NO_STATE else _packed(data)) + generators
+        states.keep(self._worker, KeptState(self._epoch, self._fetches, digest, kept))
 
 
 @dataclass(frozen=True, slots=True)

@@ -177,6 +177,7 @@ def makes_lazy_images(loader: Any) -> bool:
         return False
     from fastload.engines import lazy_images
 
+    _stages_of_webdataset()  # forked workers inherit what is imported here
     return lazy_images.prepare()
 
 
@@ -184,6 +185,15 @@ def _may_be_lazy() -> bool:
     # Importing torchvision just for this would delay the first batch by a second.
     used = all(imported(name) is not None for name in ("PIL.Image", "torchvision"))
     return used and importlib.util.find_spec("fastload._core") is not None
+
+
+def _stages_of_webdataset() -> Any:
+    """Return the module that changes webdataset's pipelines; ``None`` without webdataset."""
+    if imported("webdataset") is None:
+        return None
+    from fastload.engines import webdataset_stages
+
+    return webdataset_stages
 
 
 class MakesLazyImages:
@@ -194,10 +204,10 @@ class MakesLazyImages:
 
     def __call__(self, worker_id: int) -> None:  # noqa: D102
         if _may_be_lazy():
-            from fastload.engines import lazy_images, webdataset_stages
+            from fastload.engines import lazy_images
 
-            if lazy_images.install():
-                webdataset_stages.install()
+            if lazy_images.install() and (webdataset := _stages_of_webdataset()) is not None:
+                webdataset.install()
         if self.worker_init_fn is not None:
             self.worker_init_fn(worker_id)
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import importlib.metadata
 import json
 import os
 import platform
@@ -17,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from fastload._install import version_of
 from fastload._machine import cpu_budget, cpu_model, usable_cpus
 from fastload._version import __version__
 
@@ -134,7 +134,7 @@ def environment() -> dict[str, Any]:
         "system": platform.platform(),
         "python": platform.python_version(),
         "torch": torch.__version__,
-        "torchvision": _version("torchvision"),
+        "torchvision": version_of("torchvision"),
         "pillow": _pillow_version(),
         "fastload": __version__,
         "gpu": None,
@@ -187,13 +187,6 @@ def _driver_version() -> str | None:
         done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=20)
         return done.stdout.splitlines()[0].strip()
     return None
-
-
-def _version(distribution: str) -> str | None:
-    try:
-        return importlib.metadata.version(distribution)
-    except importlib.metadata.PackageNotFoundError:
-        return None
 
 
 def _pillow_version() -> str:

@@ -42,8 +42,14 @@ FILES_MAX: Final = 253
 CONTENT_BYTES: Final = 1 << 20
 """A batch of more bytes, its moved tensors aside, goes in a memory file too: a pipe takes it in pieces of 64 KiB."""
 
+ONE_BY_ONE_BYTES: Final = 32 * 1024
+"""Samples of this size and above are written into the file one by one: a write takes as long as copying 20 KiB."""
+
+AT_ONCE_MAX_BYTES: Final = 32 * 1024 * 1024
+"""Largest stack of smaller samples: above this, malloc takes new pages each time, as shared memory does."""
+
 _FEW: Final = 16
-_PLAIN: Final = (int, float, str, bool)
+_DEPTH_MAX: Final = 3
 
 _arriving = threading.local()  # the memory files of the batch that this thread unpickles
 
@@ -75,7 +81,7 @@ def _sending(fetch: Callable[[Any, Any], Any], moves: bool) -> Any:
         if moves and sends_files() and stacks_into(self.collate_fn):
             self.collate_fn = _collate_into_files
         data = fetch(self, possibly_batched_index)
-        moved = moves and type(data) in (torch.Tensor, list, tuple, dict)
+        moved = moves and (type(data) is torch.Tensor or isinstance(data, list | tuple | dict))
         return Sent(data, possibly_batched_index, moves=moved)
 
     return fetch_to_send
@@ -96,16 +102,22 @@ def _collate_into_files(samples: list[Any]) -> Any:
 
 
 class FileStacker:
-    """Stacks samples into a memory file, as ``default_collate`` stacks them into shared memory."""
+    """Stacks samples to be sent in memory files, as ``default_collate`` stacks them into shared memory."""
 
     def stack(self, samples: list[torch.Tensor]) -> torch.Tensor:
         """Stack plain tensors of one size and dtype.
 
+        Large ones are written into a file; small ones are stacked for :class:`Sent`, which writes the stack.
+
         Raises:
-            TypeError: They are something else.
+            TypeError: They are something else, or shared memory is faster.
             RuntimeError: There are no more files.
         """
         first = samples[0]
+        if first.nbytes < ONE_BY_ONE_BYTES:
+            if first.nbytes * len(samples) > AT_ONCE_MAX_BYTES:
+                raise TypeError
+            return torch.stack(samples, 0, out=first.new_empty((len(samples), *first.size())))
         kind = first.size(), first.dtype
         if not all(is_packable(sample) and (sample.size(), sample.dtype) == kind for sample in samples):
             raise TypeError
@@ -324,17 +336,31 @@ def _tensor(storage: Any, dtype: torch.dtype, offset: int, size: Any, stride: An
 
 def _alone(values: list[Any]) -> Iterator[torch.Tensor]:
     """The tensors to which only ``values`` refer, at any depth of lists, tuples and dicts."""
-    if len(values) > _FEW and type(values[0]) in _PLAIN:  # tokens: looking at each would take longer than sending it
+    if len(values) > _FEW and not _may_hold_tensors(values[0]):  # tokens, their dicts: the search would take longer
         return
     for value in values:
         if sys.getrefcount(value) > _REFERENCES:
             continue
-        if type(value) in (list, tuple):
-            yield from _alone(list(value))
-        elif type(value) is dict:
-            yield from _alone(list(value.values()))
+        if (held := _held(value)) is not None:
+            yield from _alone(held)
         elif is_packable(value) and _has_own_storage(value):
             yield value
+
+
+def _may_hold_tensors(value: Any, depth: int = 0) -> bool:
+    """Whether a value is a tensor, or may have one where :func:`_alone` would search."""
+    if (held := _held(value)) is None:
+        return isinstance(value, torch.Tensor)
+    return depth == _DEPTH_MAX or any(_may_hold_tensors(inner, depth + 1) for inner in held)
+
+
+def _held(value: Any) -> list[Any] | None:
+    """What a list, tuple or dict holds, by these classes' own methods; else ``None``."""
+    if isinstance(value, list):
+        return list.copy(value)
+    if isinstance(value, tuple):  # or a namedtuple
+        return [*tuple.__iter__(value)]
+    return [*dict.values(value)] if isinstance(value, dict) else None
 
 
 def _has_own_storage(tensor: torch.Tensor) -> bool:

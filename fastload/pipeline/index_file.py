@@ -1,6 +1,6 @@
 """The file that ``fastload index`` writes: where decoding can begin within a folder's JPEG files.
 
-The C++ core finds an image's entry by a checksum of all its bytes, whatever its name. csrc/jpeg/index_file.h has the
+The C++ core finds an image's entry by a checksum of all its bytes, whatever its name. csrc/index/index_file.h has the
 layout. Checksums and tags are made with a secret key of this user, so that no index, and no JPEG file,
 that others have made leads to a wrong pixel.
 """

@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING, Any, Final
 
 import torch
 
+from fastload.nvtx.wrapping import is_wrapper
+
 if TYPE_CHECKING:
     from collections.abc import Collection, Hashable, Iterable, Iterator, Mapping
 
@@ -246,7 +248,7 @@ def hidden(thing: Any, cls: type, names: Collection[str]) -> str | None:
         cls: Its class, or a base of that.
         names: Names that count. A property that the object cannot hide always does.
     """
-    held = vars(thing)
+    held: dict[str, Any] = vars(thing)
     for base in cls.__mro__:
         for name in held.keys() & vars(base).keys():
             if name in names or hasattr(type(vars(base)[name]), "__set__"):
@@ -302,8 +304,7 @@ def _functions_in(value: object) -> list[FunctionType]:
 def _plain(function: Any) -> Any:
     """Remove fastload's annotations from a function; see ``fastload.nvtx.patching``."""
     while isinstance(function, FunctionType) and (
-        "__fastload__" in (function.__kwdefaults__ or ())
-        or function.__globals__.get("__name__") == "fastload.nvtx.wrapping"
+        "__fastload__" in (function.__kwdefaults__ or ()) or is_wrapper(function)
     ):
         function = function.__wrapped__  # type: ignore[attr-defined]
     return function

@@ -4,7 +4,7 @@ What was not written with this user's key is not used.
 
 A key of 48 random bytes lies where only the user may read it. From it a key is made for each purpose (the index of this
 archive, this object of that store), so that no file can take another's place. Data are followed by tags of that key
-(csrc/jpeg/keyed_hash.h), which are checked before anything is made of the data, and their size before it is read.
+(csrc/base/keyed_hash.h), which are checked before anything is made of the data, and their size before it is read.
 """
 
 from __future__ import annotations

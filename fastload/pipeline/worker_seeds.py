@@ -40,44 +40,67 @@ _NUMPYS: Final = {name: getattr(np.random, name) for name in ("seed", "get_state
 """Not told from others by where they were written."""
 
 
-def only_seeds(function: Any, depth: int = 0) -> bool:
+def only_seeds(function: Any) -> bool:
     """Whether calling a function in a worker does nothing but seed generators, if it returns."""
-    if (
+    return seeded_by(function) is not None
+
+
+def seeded_by(function: Any, depth: int = 0) -> tuple[Any, ...] | None:
+    """Return what a function's seeds depend on besides its worker.
+
+    Two results are equal only if it seeds alike in processes forked after each. ``None`` if it does more than seed.
+    """
+    if depth == 0 and (
         any(getattr(np.random, name) is not known for name, known in _NUMPYS.items())
         or _watched().patched() is not None
     ):
-        return False
+        return None
     if type(function) is functools.partial:
         given = (*function.args, *function.keywords.values())
-        return all(type(value) in _PLAIN for value in given) and only_seeds(function.func, depth)
+        inner = seeded_by(function.func, depth) if all(type(value) in _PLAIN for value in given) else None
+        return None if inner is None else (repr(given), *function.keywords, inner)
     if type(function) is not FunctionType or hasattr(function, "__wrapped__"):
-        return False
+        return None
     module = function.__module__
+    uses = uses_of(function.__code__)
     if function.__name__ in _LIBRARIES.get(module, ()):
         file = os.path.join(*module.split(".")) + ".py"
         whole = getattr(sys.modules.get(module), function.__name__, None) is function
-        return whole and function.__code__.co_filename.endswith(file)
-    uses = uses_of(function.__code__)
+        named = (global_of(function, name) for name in sorted(uses.names))  # one of Lightning's has the rank
+        ranks = [_plain(vars(value)) for value in named if type(value) is FunctionType]
+        return (function, repr(ranks)) if whole and function.__code__.co_filename.endswith(file) else None
     held = (*(function.__defaults__ or ()), *(function.__kwdefaults__ or {}).values())
     try:
         held += tuple(cell.cell_contents for cell in function.__closure__ or ())
     except ValueError:  # an empty cell
-        return False
-    return (
-        not uses.changes
-        and all(type(value) in _PLAIN for value in held)
-        and uses.imports <= set(_MODULES)
-        and uses.attributes <= _ATTRIBUTES
-        and all(_is_harmless(global_of(function, name), depth) for name in uses.names)
-    )
+        return None
+    if (
+        uses.changes
+        or not all(type(value) in _PLAIN for value in held)
+        or not uses.imports <= set(_MODULES)
+        or not uses.attributes <= _ATTRIBUTES
+    ):
+        return None
+    read = [_harmless(global_of(function, name), depth) for name in sorted(uses.names)]
+    if None in read:
+        return None
+    modules = [sys.modules.get(name) for name in _MODULES]
+    reached = [getattr(module, name, None) for module in modules for name in sorted(uses.attributes)]
+    return function.__code__, repr(held), *read, *reached
 
 
-def _is_harmless(value: Any, depth: int) -> bool:
-    if type(value) in _PLAIN or any(value is sys.modules.get(name) for name in _MODULES):
-        return True
-    if any(value is pure for pure in (*_PURE, *_seeding())):
-        return True
-    return depth < _DEPTH and type(value) is FunctionType and only_seeds(value, depth + 1)
+def _harmless(value: Any, depth: int) -> Any:
+    """Return a global's part of :func:`seeded_by`; ``None`` if it may do more."""
+    if type(value) in _PLAIN:
+        return repr(value)
+    known = (*(sys.modules.get(name) for name in _MODULES), *_PURE, *_seeding())
+    if any(value is one for one in known):
+        return value
+    return seeded_by(value, depth + 1) if depth < _DEPTH else None
+
+
+def _plain(values: dict[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in values.items() if type(value) in _PLAIN}
 
 
 def _seeding() -> tuple[Any, ...]:

@@ -43,7 +43,7 @@ OTHER: Final = 3
 """A link, a device or a member that cannot be read from a place, which a dataset refuses."""
 
 COLUMNS: Final = 7
-"""Of ``ArchiveIndex.places``."""
+"""Number of columns of ``ArchiveIndex.places``."""
 
 _VERSION: Final = 2
 _LOCAL_HEADER: Final = struct.Struct("<4s22xHH")  # signature, lengths of the name and of the extra field
@@ -63,7 +63,7 @@ class ArchiveIndex:
     """Where an archive's members lie.
 
     Attributes:
-        identity: See :func:`identity_of`.
+        identity: Identity of the file, see :func:`identity_of`.
         is_zip: Whether it is a zip archive.
         names: The members' names, without a leading ``./``; each once. The last one counts, as in an extracted archive.
         places: ``(N, COLUMNS)`` int64: kind, offset, bytes there, bytes of the member, its CRC-32 or -1, bytes of its

@@ -23,9 +23,7 @@ if TYPE_CHECKING:
     from fastload.sources.archive_index import Paths
 
 _EXTENSIONS: Final = tuple(IMG_EXTENSIONS)
-_KEY: Final = re.compile(r"((?:.*/|)[^./]+)[.]([^/]*)")
-"""A member's key and extension, as webdataset divides its name."""
-
+_KEY: Final = re.compile(r"((?:.*/|)[^./]+)[.]([^/]*)")  # a member's key and extension, as webdataset divides its name
 _LABELS: Final[dict[str, Callable[[bytes], Any]]] = {
     "cls": int,
     "id": int,
@@ -33,7 +31,7 @@ _LABELS: Final[dict[str, Callable[[bytes], Any]]] = {
     "json": json.loads,
     "txt": lambda data: data.decode("utf-8"),
 }
-"""How webdataset's ``decode()`` reads a label, by its extension."""
+"""Readers of labels by extension, as in webdataset's ``decode()``."""
 
 
 class _Archives(Dataset[Any]):
@@ -41,8 +39,8 @@ class _Archives(Dataset[Any]):
 
     Attributes:
         samples: Path and target of each image; the path is ``ARCHIVE/MEMBER``.
-        transform: Of the user; applied to Pillow's image in RGB.
-        target_transform: Of the user.
+        transform: Transform of the user, applied to Pillow's image in RGB.
+        target_transform: Transform of the user, applied to the target.
     """
 
     encodes_raw_targets: ClassVar = True

@@ -46,10 +46,7 @@ class DiskCache:
         return tagged_files.key_for(f"cached {name}", self._key)
 
     def path_of(self, name: str, size: int | None = None) -> str | None:
-        """Return a file's path, and note that it is read.
-
-        ``None`` if there is no such file, or it has another size; all else is found by who reads it.
-        """
+        """Return a file's path, unless its size is wrong, and note that it is read."""
         path = self._path(name)
         try:
             about = os.stat(path)
@@ -64,10 +61,7 @@ class DiskCache:
         return path
 
     def put(self, name: str, data: bytes) -> None:
-        """Keep a file, unless the disk refuses or there is no room.
-
-        Others see all or nothing.
-        """
+        """Keep a file, whole or not at all, unless there is no room."""
         size = len(data) + tagged_files.TAGS_BYTES
         if size > self._max_bytes or not self._reserve(size):
             return
@@ -115,10 +109,7 @@ class DiskCache:
         return found
 
     def _count(self) -> None:
-        """Count the bytes of all files; remove the oldest if these are too many.
-
-        What is being written counts, too.
-        """
+        """Count the bytes of all files, written and being written; remove the oldest."""
         files = self._files()
         self._counted, self._added, self._is_counted = sum(size for _, size, _ in files), self._writing, True
         if self._counted + self._added <= self._max_bytes:

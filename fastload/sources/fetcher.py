@@ -1,7 +1,7 @@
 """The process that reads objects of a store, many at a time.
 
-The runtime of ``obstore`` does not survive a fork, which makes most worker processes; and requests so take no time of
-the training process's interpreter. They come through standard input as pickles:
+Worker processes are mostly forked, and the runtime of ``obstore`` does not work in a forked process. A process of its
+own also spares the training process's interpreter the work. Requests come through standard input as pickles:
 
 * ``(number, [(key, size, etag), ...], True)`` asks for objects, ``False`` for those of the store though they are in the
   cache; ``(number, LIST)`` for a pickle of all that there are; ``(number, None)`` cancels that.
@@ -62,12 +62,12 @@ class Setup:
     """What the process is told first.
 
     Attributes:
-        url: Of the store; keys are relative to it.
+        url: URL of the store; keys are relative to it.
         options: Arguments of ``obstore.store.from_url``.
         requests: Requests in flight; ``None`` finds the number.
-        retries: Of a request that has failed.
+        retries: Number of times that a failed request is made again.
         cache_dir: Folder of the cache, if any.
-        max_cache_bytes: Bytes of its files.
+        max_cache_bytes: Most bytes of its files.
     """
 
     url: str
@@ -82,8 +82,8 @@ class Kept(NamedTuple):
     """A file of the cache.
 
     Attributes:
-        path: Of the file.
-        tagged_with: The key.
+        path: Path of the file.
+        tagged_with: Key of its tags.
     """
 
     path: str
@@ -91,13 +91,10 @@ class Kept(NamedTuple):
 
 
 class RequestLimit:
-    """How many requests may be in flight. Not thread-safe.
+    """How many requests may be in flight: a fixed number, or what helps. Not thread-safe.
 
     A rate needs as many as rate x latency. The number is doubled as long as that makes the rate of objects grow, which
     is tried again later, as a busy machine hides it. It is halved when the store fails.
-
-    Args:
-        fixed: The number, if it is not to be found.
     """
 
     def __init__(self, fixed: int | None) -> None:
@@ -114,10 +111,7 @@ class RequestLimit:
             self._rate, self._try_at, self._done = 0.0, 0.0, 0
 
     def finished(self, now: float, *, others_wait: bool) -> None:
-        """Count a request that has ended.
-
-        Unless others wait for their turn, something else is the limit.
-        """
+        """Count a request that has ended; unless others wait, something else is the limit."""
         if self._is_fixed or now < self._try_at:
             return
         if not others_wait:
@@ -364,10 +358,7 @@ class _Answers:
         self._lock = threading.Lock()
 
     def write(self, header: bytes, pieces: list[Any]) -> None:
-        """Send an answer, or end the process.
-
-        Who asked would wait forever.
-        """
+        """Send an answer, or end the process: who asked would wait forever."""
         try:
             with open(os.memfd_create("fastload-objects"), "wb", buffering=0) as file:
                 for place in range(0, len(pieces), _PIECES_MAX):
@@ -404,10 +395,7 @@ def _store_of(setup: Setup) -> Any:
 
 
 def main() -> None:
-    """Answer requests until standard input ends, then end the process.
-
-    Its threads may be waiting for the store.
-    """
+    """Answer requests until standard input ends, then end the process and its threads."""
     try:
         _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
         resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))  # each request in flight has a connection

@@ -54,8 +54,8 @@ class ObjectStoreImageFolder(Dataset[tuple[Any, Any]]):
         options: Further arguments of ``obstore.store.from_url``, such as ``config`` and ``client_options``.
 
     Attributes:
-        classes: Their names, sorted.
-        class_to_idx: From name to index.
+        classes: Names of the classes, sorted.
+        class_to_idx: Index of each class by its name.
         samples: Keys, below the URL, and class indices.
         targets: Class indices.
 
@@ -141,10 +141,7 @@ class ObjectStoreImageFolder(Dataset[tuple[Any, Any]]):
         return f"{self.root}/{self.samples[index][0]}"
 
     def encoded(self, index: int) -> tuple[Any, Any]:
-        """Return a sample's encoded image and target. Blocks.
-
-        The image is a path if it is in the cache.
-        """
+        """Return a sample's encoded image, or its file in the cache, and target. Blocks."""
         (entry,) = self.encoded_many([index]).result()
         if isinstance(entry, Exception):
             raise entry
@@ -217,11 +214,7 @@ def shares_of(setup: Setup, processes: int) -> list[Setup]:
 
 
 def _checked(url: str) -> str:
-    """Return a URL without slashes at its end.
-
-    Raises:
-        ValueError: ``obstore`` would read something else, or nothing.
-    """
+    """Return a URL without slashes at its end; raises ``ValueError`` for what obstore misreads."""
     parts = urlsplit(url := os.fspath(url))
     if not parts.scheme:
         raise ValueError(f"url must begin with s3://, gs://, az://, https:// or file://, got {url!r}")

@@ -28,10 +28,8 @@ if TYPE_CHECKING:
 
 _ARROW: Final = b"ARROW1"
 _PARQUET: Final = b"PAR1"
-_CONTINUED: Final = b"\xff\xff\xff\xff"
-"""How a stream of Arrow's begins."""
-_END: Final = _CONTINUED + bytes(4)
-"""How it ends."""
+_CONTINUED: Final = b"\xff\xff\xff\xff"  # how a stream of Arrow's begins
+_END: Final = _CONTINUED + bytes(4)  # how it ends
 _HOW: Final[Any] = {"pre_buffer": False, "page_checksum_verification": True}
 
 
@@ -41,8 +39,9 @@ class _Contents:
 
     Attributes:
         groups: Rows of each row group, or record batch.
-        labels: Of all rows; ``None`` if none are asked for.
-        places: Of an Arrow file, as ``ArchiveIndex.places``; an offset of -1 is no image. ``None`` of a Parquet file.
+        labels: Labels of all rows; ``None`` if none are asked for.
+        places: Places of images in an Arrow file, as ``ArchiveIndex.places``; an offset of -1 is no image. ``None``
+            for a Parquet file.
     """
 
     groups: list[int]

@@ -11,13 +11,14 @@ import socket
 import subprocess
 import sys
 import threading
-import weakref
 from concurrent.futures import Future
 from queue import SimpleQueue
 from typing import TYPE_CHECKING, Any, Final, TypeAlias, cast
 
 from fastload.pipeline.tagged_files import KEY_BYTES
+from fastload.sources import fetcher
 from fastload.sources.fetcher import ENTRY, HEADER, KEPT, LIST, OBJECT, Kept
+from fastload.torch_workers.signals import Finalizer
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -33,9 +34,6 @@ class Requests:
     """Objects that are asked for here and read in another process.
 
     Thread-safe; a forked child makes its own.
-
-    Args:
-        setup: What is read, and how.
     """
 
     def __init__(self, setup: Setup) -> None:
@@ -44,7 +42,7 @@ class Requests:
         with theirs:
             self._process = subprocess.Popen(
                 # -P: a file of the current folder may be called as a module of Python's
-                [sys.executable, "-P", "-m", "fastload.sources.fetcher", str(theirs.fileno())],
+                [sys.executable, "-P", "-m", fetcher.__name__, str(theirs.fileno())],
                 stdin=subprocess.PIPE,
                 pass_fds=[theirs.fileno()],
                 env={**os.environ, "PYTHONPATH": os.pathsep.join(path or os.getcwd() for path in sys.path)},
@@ -61,21 +59,15 @@ class Requests:
                 (_send_messages, self._messages, "fastload-requests-sender"),
             )
         ]
-        self.close = weakref.finalize(self, _close, os.getpid(), self._process, self._answers, self._messages, threads)
+        self.close = Finalizer(self, _close, os.getpid(), self._process, self._answers, self._messages, threads)
         for thread in threads:
             thread.start()
 
     def ask(self, objects: Sequence[tuple[str, int | None, str | None]] | str, *, cached: bool = True) -> Answer:
-        """Ask for objects: key, and size and entity tag as far as they are known.
+        """Ask for objects: key, and size and entity tag as far as known. Doesn't block.
 
-        Does not block.
-
-        Args:
-            objects: What is asked for.
-            cached: Whether those in the cache will do.
-
-        Returns:
-            For each its bytes, its file in the cache, or an error that names it. Cancelling it ends the requests.
+        With ``cached``, those in the cache will do. Returns for each its bytes, its file in the cache, or an error that
+        names it. Cancelling that ends the requests.
         """
         number, answer = next(self._numbers), Future[Any]()
         message = pickle.dumps((number, objects, cached))
@@ -95,10 +87,7 @@ class Requests:
         return listed
 
     def _cancelled(self, number: int) -> None:
-        """Tell the process.
-
-        Called in any thread, and by a garbage collection within any other call.
-        """
+        """Tell the process. Called in any thread, and by garbage collections within any call."""
         if self._pending.pop(number, None) is not None:
             self._messages.put(pickle.dumps((number, None)))
 

@@ -7,13 +7,14 @@ is asked for.
 
 from __future__ import annotations
 
-import errno
 import os
 import struct
 import tempfile
-import weakref
 from dataclasses import dataclass
 from typing import Any, Final
+
+from fastload._files import open_of_process
+from fastload.torch_workers.signals import Finalizer
 
 _HEAD: Final = struct.Struct("<4Q")
 _PLACE_BYTES: Final = 1 << 32  # from one state to the next; what is not written takes no memory
@@ -21,29 +22,19 @@ _PLACE_BYTES: Final = 1 << 32  # from one state to the next; what is not written
 
 @dataclass(frozen=True, slots=True)
 class KeptState:
-    """What a worker has kept.
+    """What a worker has kept."""
 
-    Attributes:
-        epoch: Number of the worker's epoch, from 1.
-        number: Number of the fetch in that epoch, from 1; 0 at its beginning.
-        digest: Of the fetch's indices.
-        state: As it was given.
-    """
-
-    epoch: int
-    number: int
-    digest: int
+    epoch: int  # number of the worker's epoch, from 1
+    number: int  # number of the fetch in that epoch, from 1; 0 at its beginning
+    digest: int  # checksum of the fetch's indices
     state: bytes
 
 
 class KeptStates:
-    """The file of one iterator's workers.
+    """The file in which an iterator's workers keep their states.
 
-    Forked workers inherit it; spawned ones open it through ``/proc``.
-
-    Args:
-        workers: Number of worker processes.
-        latest: Fetches of a worker whose states are kept, besides the beginning of its epoch.
+    Forked workers inherit it; spawned ones open it through ``/proc``. It has those of each worker's ``latest`` fetches
+    and of the beginning of its epoch.
     """
 
     def __init__(self, workers: int, latest: int) -> None:
@@ -57,7 +48,7 @@ class KeptStates:
         self.workers, self.latest = workers, latest
         self.begun = 1  # epochs that the training process has asked for
         self._descriptor, self._pid = descriptor, os.getpid()
-        self._closer = weakref.finalize(self, os.close, descriptor)
+        self._closer = Finalizer(self, os.close, descriptor)
         self._closer.atexit = False
 
     def __reduce__(self) -> Any:
@@ -116,14 +107,8 @@ class KeptStates:
 def _reopened(pid: int, descriptor: int, inode: int, workers: int, latest: int) -> KeptStates | None:
     """Open the file in a spawned process; ``None`` if it cannot be."""
     try:
-        own = os.open(f"/proc/{pid}/fd/{descriptor}", os.O_RDWR | os.O_CLOEXEC)
+        own = open_of_process(pid, descriptor, inode)
     except OSError:
-        return None
-    try:
-        if os.fstat(own).st_ino != inode:
-            raise OSError(errno.ESTALE, "closed meanwhile")
-    except OSError:
-        os.close(own)
         return None
     states = object.__new__(KeptStates)
     states._open(own, workers, latest)

@@ -3,15 +3,17 @@
 An interrupt may occur between any two lines of torch and :mod:`multiprocessing`, which do not handle it: in
 ``__init__`` after a worker is started and before it is listed, in ``_shutdown_workers`` after a worker is marked as
 done, in ``Condition.__enter__`` (Python) with the lock taken and never released. The last blocks the threads that feed
-the queues, and any thread that joins them.
+the queues, and any thread that joins them. In ``__del__`` it would be lost.
 """
 
 from __future__ import annotations
 
 import atexit
 import contextlib
+import ctypes
 import gc
 import os
+import sys
 import threading
 import time
 import weakref
@@ -22,12 +24,13 @@ from typing import TYPE_CHECKING, Any, Final
 import torch
 import torch.utils.data.dataloader
 from torch._utils import ExceptionWrapper
+from torch.utils.data.dataloader import _MultiProcessingDataLoaderIter
 
-from fastload.torch_workers.signals import deferred_signals
+from fastload.torch_workers.signals import FINALIZERS, deferred_signals, finalizer
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
-    from types import CodeType
+    from types import CodeType, FrameType
 
 JOIN_S: Final = 5.0
 """As long as torch waits for a worker."""
@@ -39,8 +42,45 @@ _LEFT_S: Final = 0.5
 """A lock not acquired in this time was left by an interrupt: all of them are held for microseconds."""
 
 
-# Iterators whose workers were started here, each with its cleanup after the workers have ended, which runs once.
-_live: weakref.WeakKeyDictionary[Any, weakref.finalize[..., Any]] = weakref.WeakKeyDictionary()
+_INIT: Final = _MultiProcessingDataLoaderIter.__init__.__code__
+_DEL: Final = _MultiProcessingDataLoaderIter.__del__.__code__
+FINALIZERS.add(_DEL)
+
+
+class _ShutDown:
+    """Replaces ``_shutdown_workers`` of a torch iterator, which keeps torch's own type.
+
+    Keeps what tells the workers to end until they have. A garbage collection calls the callbacks of weak references
+    before any ``__del__``: queues that are garbage, too, close themselves, so that workers hear nothing more, and torch
+    waits 5 s for each of them.
+    """
+
+    def __init__(self, iterator: Any) -> None:
+        self.iterator: Callable[[], Any] = weakref.ref(iterator)
+        self.workers = iterator._workers
+        self._tell = iterator._workers_done_event, iterator._index_queues, iterator._worker_result_queue
+        self._pid = os.getpid()
+
+    def __call__(self) -> None:
+        frame = sys._getframe(1)
+        if frame.f_code is _DEL:  # a collection has cleared weak references by then
+            self._delete(frame.f_locals["self"])
+        elif (iterator := self.iterator()) is not None:
+            type(iterator)._shutdown_workers(iterator)
+
+    @finalizer
+    def _delete(self, iterator: Any) -> None:
+        if os.getpid() == self._pid:
+            try:
+                type(iterator)._shutdown_workers(iterator)
+            finally:
+                _clean_up(iterator)
+        elif iterator._worker_pids_set:  # a forked child: the workers, the queues and their locks are the parent's
+            torch._C._remove_worker_pids(id(iterator))
+
+
+_live: dict[int, _ShutDown] = {}
+"""Iterators, by their ids, whose workers were started here and have not been cleaned up after."""
 
 
 def _end_with_the_program() -> None:
@@ -48,7 +88,8 @@ def _end_with_the_program() -> None:
 
     Torch's pin-memory thread may still receive a batch from them. Torch itself ends only persistent workers at exit.
     """
-    for iterator in list(_live):
+    for ending in list(_live.values()):
+        iterator = ending.iterator()
         if hasattr(iterator, "_workers") and not iterator._shutdown:
             with deferred_signals(), contextlib.suppress(Exception):  # so that the others also end
                 _finish(iterator)
@@ -56,10 +97,10 @@ def _end_with_the_program() -> None:
 
 def _disown() -> None:
     """In a forked child: the workers, their queues and their shared memory are the parent's."""
-    for iterator, after in list(_live.items()):
-        iterator._shutdown = True  # else torch's ``__del__`` here would end the parent's workers
-        process._children.difference_update(iterator._workers)  # type: ignore[attr-defined]  # nor multiprocessing at exit
-        after.detach()
+    for ending in _live.values():
+        with contextlib.suppress(AttributeError):  # it has been freed
+            ending.iterator()._shutdown = True
+        process._children.difference_update(ending.workers)  # type: ignore[attr-defined]  # nor multiprocessing at exit
     _live.clear()
 
 
@@ -85,24 +126,31 @@ _OPEN_IN: Final = frozenset(_users_code())
 def start_workers(make: Callable[[], Any]) -> Any:
     """Make one of torch's iterators with workers.
 
-    A signal is deferred until all workers have started; if its handler raises, they are ended.
+    A signal is deferred until all workers have started; if its handler raises, they are ended, as after any error.
     """
     iterator: Any = None
     try:
         with deferred_signals(_OPEN_IN):
             iterator = make()
             if hasattr(iterator, "_workers"):  # a native one has none
-                _live[iterator] = after = weakref.finalize(iterator, _unlink_shared_memory, iterator._workers)
-                after.atexit = False
+                _live[id(iterator)] = iterator._shutdown_workers = _ShutDown(iterator)
             thread = getattr(iterator, "_pin_memory_thread", None)
             if thread is not None:  # torch waits for it indefinitely
                 thread.join = _bounded_join(weakref.ref(thread))
-    except BaseException:
-        if iterator is not None:
-            with deferred_signals():
+    except BaseException as error:
+        with deferred_signals():
+            if iterator is None:
+                iterator = _half_made(error)
+            if hasattr(iterator, "_workers"):
                 _finish(iterator)
         raise
     return iterator
+
+
+def _half_made(error: BaseException) -> Any:
+    """Return the iterator whose ``__init__`` has raised an error, such as the sampler's."""
+    frame = _frame_of(error, _INIT)
+    return None if frame is None else frame.f_locals.get("self")
 
 
 def start_frozen(make: Callable[[], Any]) -> Any:
@@ -135,9 +183,21 @@ def forking_workers() -> Iterator[None]:
 os.register_at_fork(after_in_child=lambda: gc.freeze() if _forking.workers else None)
 
 
+def release_free_memory() -> None:
+    """Return free heap memory to the system, before a fork.
+
+    Each page that two processes have is copied when one writes to it, and the next batches are written where former
+    ones were freed: up to 40,000 faults an epoch, which take longer than decoding. The C library may not have this.
+    """
+    trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
+    if trim is not None:
+        trim(0)
+
+
 def _bounded_join(thread: weakref.ref[threading.Thread]) -> Callable[..., None]:
     def join(timeout: float | None = JOIN_S) -> None:
-        if (joined := thread()) is not None:
+        joined = thread()
+        if joined is not None and joined is not threading.current_thread():  # which may collect its own iterator
             threading.Thread.join(joined, timeout)
 
     return join
@@ -160,12 +220,17 @@ def restart_workers(iterator: Any, reset: Callable[[], Any]) -> None:
 
 
 def _is_in_users_code(error: BaseException) -> bool:
+    return _frame_of(error, *_OPEN_IN) is not None
+
+
+def _frame_of(error: BaseException, *codes: CodeType) -> FrameType | None:
+    """Return the outermost frame of an error's traceback that runs one of ``codes``."""
     traceback = error.__traceback__
     while traceback is not None:
-        if traceback.tb_frame.f_code in _OPEN_IN:
-            return True
+        if traceback.tb_frame.f_code in codes:
+            return traceback.tb_frame
         traceback = traceback.tb_next
-    return False
+    return None
 
 
 def shut_down(iterator: Any) -> None:
@@ -198,12 +263,7 @@ def after_error(iterator: Any, error: BaseException) -> None:
 
 def _is_from_worker(error: BaseException) -> bool:
     """Whether a worker sent the error, so that no lock is held here."""
-    traceback = error.__traceback__
-    while traceback is not None:
-        if traceback.tb_frame.f_code is ExceptionWrapper.reraise.__code__:
-            return True
-        traceback = traceback.tb_next
-    return False
+    return _frame_of(error, ExceptionWrapper.reraise.__code__) is not None
 
 
 def _release_left_locks(iterator: Any) -> None:
@@ -266,9 +326,9 @@ def _join(workers: list[Any], wait_s: float) -> None:
 
 
 def _clean_up(iterator: Any) -> None:
-    """Run the iterator's cleanup, once, because process ids may be reused."""
-    if (after := _live.get(iterator)) is not None:
-        after()
+    """Clean up after workers that have ended, once, because process ids may be reused."""
+    if (ended := _live.pop(id(iterator), None)) is not None:
+        _unlink_shared_memory(ended.workers)
 
 
 def _unlink_shared_memory(workers: list[Any]) -> None:

@@ -164,12 +164,21 @@ def assert_same(got: Any, expected: Any, where: str = "value", *, strides: bool 
     """Require equal types, containers, attributes, dtypes and bits, recursively; optionally strides."""
     assert type(got) is type(expected), f"{where}: {type(got)} is not {type(expected)}"
     if isinstance(expected, torch.Tensor):
-        assert (got.dtype, got.shape, got.layout) == (expected.dtype, expected.shape, expected.layout), where
+        assert (got.dtype, got.layout) == (expected.dtype, expected.layout), where
         assert got.requires_grad == expected.requires_grad, where
-        assert not strides or got.is_sparse or got.stride() == expected.stride(), where
-        if got.is_sparse:
+        if expected.is_nested:
+            assert_same(list(got.unbind()), list(expected.unbind()), where)
+            return
+        assert got.shape == expected.shape, where
+        if expected.is_meta or type(expected).__torch_dispatch__ is not torch.Tensor.__torch_dispatch__:
+            assert got.device == expected.device, where
+            return
+        assert not strides or got.layout != torch.strided or got.stride() == expected.stride(), where
+        if expected.layout != torch.strided:
             got, expected = got.to_dense(), expected.to_dense()
         assert torch.equal(got.detach().cpu(), expected.detach()), where
+    elif isinstance(expected, torch.UntypedStorage):
+        assert list(got) == list(expected), where
     elif isinstance(expected, np.ndarray):
         assert got.dtype == expected.dtype, where
         np.testing.assert_array_equal(got, expected, where)

@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from fastload import options
-from fastload._batch import map_tensors
+from fastload._batch import is_plain, map_tensors
 from fastload.device.transfer import DeviceBatch, Transfer
 from fastload.engines import iterators, loader_state
 from fastload.memory.slots import SlotPool
@@ -30,7 +30,7 @@ class SimulatedTransfer(Transfer):
 
 
 def _copied(leaf: Any) -> Any:
-    return leaf.clone() if isinstance(leaf, torch.Tensor) and not leaf.requires_grad else leaf
+    return leaf.clone() if isinstance(leaf, torch.Tensor) and is_plain(leaf) and not leaf.requires_grad else leaf
 
 
 def install(monkeypatch: pytest.MonkeyPatch) -> None:

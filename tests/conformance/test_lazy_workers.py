@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import random
+import sys
 
 import numpy as np
 import pytest
@@ -54,6 +55,28 @@ def test_images_are_lazy_in_our_workers_only(engine):
     with FastLoader(Patched(), num_workers=1, device="cpu", engine=engine) as loader:
         assert [batch.item() for batch in loader] == [engine == "auto"] * 2
     assert Image.Image.crop.__module__ == "PIL.Image"
+
+
+class Imported(Dataset):
+    """Names of the modules of this package that are imported where samples are made."""
+
+    def __len__(self):
+        return 1
+
+    def __getitem__(self, index):
+        return " ".join(name for name in sys.modules if name.startswith("fastload"))
+
+
+def test_forked_workers_import_nothing(monkeypatch):
+    """Each worker of each epoch would import it again."""
+    monkeypatch.setitem(sys.modules, "webdataset", None)
+    for name in ("webdataset_stages", "pending_batches"):
+        monkeypatch.delitem(sys.modules, f"fastload.engines.{name}", raising=False)
+        monkeypatch.delattr(f"fastload.engines.{name}", raising=False)
+    with FastLoader(Imported(), num_workers=1, device="cpu") as loader:
+        iterator = iter(loader)
+        here = set(sys.modules)
+        assert set(next(iterator)[0].split()) <= here
 
 
 @pytest.mark.parametrize("workers", [1, 2])

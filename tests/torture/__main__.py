@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 ROOT = Path(__file__).parents[2]
 FAMILIES = (
-    *("interrupts", "starts", "timers", "kills", "forks", "mutations", "codecs", "crops", "damage"),
+    *("interrupts", "starts", "abandons", "timers", "kills", "forks", "mutations", "codecs", "crops", "damage"),
     *("pipelines", "leaks", "threads", "soak"),
 )
 SOAK_MINUTES = 120.0

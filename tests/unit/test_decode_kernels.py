@@ -15,6 +15,7 @@ import pytest
 import torch
 from backends import simulated
 from decode_on_cpu import KernelsOnCpu
+from native_shim import CSRC
 from PIL import Image
 from stageable import KINDS, noise
 from torchvision.datasets import ImageFolder
@@ -108,6 +109,13 @@ class Staged:
 
     def same(self) -> list[bool]:
         return [torch.equal(a, b) for a, b in zip(self.pixels, self.want, strict=True)]
+
+
+def test_the_core_has_the_kernels_of_this_checkout():
+    texts = {path.name: path.read_text() for path in (CSRC / "gpu" / "kernels").iterdir()}
+    assert {name: _core.kernel_source(name) for name in texts} == texts, "make setup builds the core"
+    with pytest.raises(ValueError, match="but there is no none"):
+        _core.kernel_source("none.cu")
 
 
 @pytest.mark.parametrize(("filter", "pass_rule"), RULES)

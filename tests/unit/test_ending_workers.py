@@ -338,14 +338,15 @@ def test_shared_memory_of_ended_workers_is_unlinked_where_nobody_opens_it_by_nam
 def test_a_forked_child_leaves_the_shared_memory_of_its_parents_workers_alone(make):
     iterator = iter(make())
     host = host_of(iterator) or iterator
-    after = shutdown._live[host]
-    pid = os.fork()
-    if not pid:
-        os._exit(int(after.alive))
-    assert os.waitpid(pid, 0)[1] == 0
-    assert after.alive
-    shutdown.shut_down(host)
-    assert not after.alive
+    file = Path(f"/dev/shm/torch_{host._workers[0].pid}_1_0")
+    file.touch()
+    try:
+        assert exit_code(forked(lambda: shutdown._clean_up(host))) == 0
+        assert file.exists()
+        shutdown.shut_down(host)
+        assert not file.exists()
+    finally:
+        file.unlink(missing_ok=True)
 
 
 def test_shared_memory_that_may_not_be_unlinked_does_not_keep_closing(make, monkeypatch):
@@ -537,10 +538,109 @@ def test_what_a_forked_child_ends_goes_on_in_its_parent(make, end, persistent):
     held["loader"].close()
 
 
-def test_a_forked_child_leaves_its_parents_workers_alone(make):
-    iterator = iter(make())
-    assert exit_code(forked(shutdown._end_with_the_program)) == 0
-    assert numbers_of(iterator) == list(range(8))
+@pytest.mark.parametrize("end", [lambda held: shutdown._end_with_the_program(), list.clear])
+def test_a_forked_child_leaves_its_parents_workers_alone(make, end):
+    held = [iter(make(Numbers(100)))]
+
+    def in_child():
+        end(held)
+        assert numbers_of(make()) == list(range(8))  # of workers of its own
+
+    assert exit_code(forked(in_child)) == 0
+    assert numbers_of(held[0]) == list(range(100))
+
+
+@pytest.fixture
+def no_worker_is_terminated(monkeypatch):
+    """Require that each ends by itself, before the wait after which torch terminates it."""
+    monkeypatch.setattr(torch.utils.data._utils, "MP_STATUS_CHECK_INTERVAL", 20.0)
+    terminated = []
+    monkeypatch.setattr(BaseProcess, "terminate", terminated.append)
+    yield
+    assert terminated == []
+
+
+@pytest.mark.parametrize("persistent_workers", [False, True])
+def test_workers_end_at_once_when_a_collection_frees_their_iterator(make, no_worker_is_terminated, persistent_workers):
+    """A collection also ends the queues by which they are told, before anything else."""
+    held = [iter(make(persistent_workers=persistent_workers))]
+    next(held[0])
+    workers = host_of(held[0])._workers
+    held.append(held)
+    del held
+    gc.collect()
+    assert [worker.exitcode for worker in workers] == [0, 0]
+    assert shutdown._live == {}
+
+
+class Collects:
+    """A batch that is pinned, and collects garbage there, once its iterator is garbage."""
+
+    entered, dropped = threading.Event(), threading.Event()
+
+    def __init__(self, samples):
+        self.samples = samples
+
+    def pin_memory(self):
+        if not self.dropped.is_set():
+            self.entered.set()
+            assert self.dropped.wait(WAIT_S)
+            gc.collect()
+        return self
+
+
+@pytest.mark.filterwarnings("error::pytest.PytestUnraisableExceptionWarning")
+def test_workers_end_at_once_when_the_thread_that_pins_collects_its_iterator(pinning, no_worker_is_terminated):
+    held = [iter(pinning(collate_fn=Collects, pin_memory=True))]
+    workers, thread = host_of(held[0])._workers, host_of(held[0])._pin_memory_thread
+    assert Collects.entered.wait(WAIT_S)
+    held.append(held)
+    gc.disable()
+    del held
+    Collects.dropped.set()
+    threading.Thread.join(thread, WAIT_S)
+    gc.enable()
+    assert [worker.exitcode for worker in workers] == [0, 0]
+
+
+class Empty(SequentialSampler):
+    def __iter__(self):
+        yield 0
+        raise ConnectionError
+
+
+def test_workers_end_with_the_error_of_a_sampler_at_the_start(make):
+    """Not with its traceback, which holds the iterator."""
+    with pytest.raises(ConnectionError) as caught:
+        iter(make(sampler=Empty(range(8))))
+    assert multiprocessing.active_children() == []
+    del caught
+
+
+@pytest.mark.parametrize("collected", [False, True])
+def test_an_interrupt_while_a_dropped_iterator_ends_is_raised_afterwards(make, monkeypatch, collected):
+    held = [iter(make())]
+    next(held[0])
+    host = host_of(held[0])
+    workers, join = host._workers, host._workers[0].join
+
+    def interrupted(timeout):
+        signal.raise_signal(signal.SIGINT)
+        join(timeout)
+
+    monkeypatch.setattr(workers[0], "join", interrupted)
+    del host
+    if collected:
+        held = [[held]]
+        held[0].append(held[0])
+
+    def drop():
+        held.clear()
+        gc.collect()
+        time.sleep(WAIT_S)
+
+    interrupted_by(drop)
+    assert not any(worker.is_alive() for worker in workers)
 
 
 def test_torch_is_as_this_file_takes_it():

@@ -16,8 +16,9 @@ import pytest
 
 from fastload.commands.kernels import read_ceilings
 from fastload.commands.kernels import show as show_kernels
-from fastload.profiling import ncu, nsys_export
-from fastload.profiling.report import make_report, show
+from fastload.profiling.analysis import ncu
+from fastload.profiling.pages.report import make_report, show
+from fastload.profiling.recording import nsys_export
 
 DATA = Path(__file__).parent.parent / "data"
 GOLDEN = DATA / "golden"

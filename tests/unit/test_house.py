@@ -11,6 +11,7 @@ import multiprocessing.synchronize
 import pkgutil
 import re
 import threading
+from collections import Counter
 from pathlib import Path
 from types import ModuleType
 
@@ -21,11 +22,25 @@ from torch.utils.data import DataLoader
 
 import fastload
 from fastload import FastLoader
-from scripts.architecture import PAGE, PICTURE, RANK, arrows, draw, imports_of, modules_of, page, place
+from scripts.architecture import (
+    CORE_RANK,
+    PAGE,
+    PICTURE,
+    RANK,
+    arrows,
+    draw,
+    imports_of,
+    includes_of_core,
+    modules_of,
+    page,
+    place,
+)
 
 PACKAGE = Path(fastload.__file__).parent
-LINES_MAX = 450
+LINES_MAX = 900
+CORE_FILES_MAX = 13  # of a folder
 FOLDERS = [Path(__file__).parents[2] / name for name in ("benchmarks", "examples", "fastload", "scripts", "tests")]
+CSRC = Path(__file__).parents[2] / "csrc"
 FILES = [path for folder in FOLDERS for path in folder.rglob("*.py")]
 WORDS_MAX = 15
 # With brackets, the patterns of this file do not match themselves.
@@ -96,6 +111,11 @@ def test_the_drawing_and_the_table_of_the_layers_are_current():
         assert path.read_text() == text, f"run scripts/architecture.py, which writes {path.name}"
 
 
+def test_finalizers_lose_no_interrupt():
+    users = [name for name, path in MODULES.items() if "weakref.finalize(" in path.read_text()]
+    assert users == [], "use Finalizer of fastload/torch_workers/signals.py"
+
+
 def test_arrows_are_imports_that_no_other_arrows_imply(tmp_path):
     (tmp_path / "fastload" / "stats").mkdir(parents=True)
     for name, text in {
@@ -144,6 +164,65 @@ def test_a_text_that_names_an_index_is_found(text):
     assert OTHERS_PACKAGE.search(text.replace("US", "fastload"))
     ours = ("pip install .", "in fastload's checkout: pip install '.[cuda]'", "pip install dist/fastload-0.1-cp311.whl")
     assert not any(map(OTHERS_PACKAGE.search, ours))
+
+
+# Tables of what is imported when it is first used; they name modules in strings.
+TABLES = {"fastload", "fastload.sources", "fastload.commands.cli"}
+
+
+def texts_in(tree: ast.AST) -> set[str]:
+    return {node.value for node in ast.walk(tree) if isinstance(node, ast.Constant) and isinstance(node.value, str)}
+
+
+def modules_named_in(tree: ast.AST) -> set[str]:
+    """Return strings that are a module's name or path.
+
+    A name may be the beginning of an f-string. A path may be put together of several strings, from ``__file__`` on.
+    Docstrings and messages may name modules.
+    """
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant):
+            node.value.value = None  # a docstring
+    names = MODULES.keys() - {"fastload"}
+    parts = {part for name in names for part in name.split(".")}
+    paths = {name.removeprefix("fastload.").replace(".", "/") for name in names if name.count(".") > 1}
+    texts = texts_in(tree)
+    found = {text for text in texts if text.partition(":")[0].rstrip(".") in names or text.removesuffix(".py") in paths}
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Assign | ast.AnnAssign | ast.Return | ast.Expr):
+            source = ast.unparse(node)
+            if "__file__" in source and ".parents[" in source:
+                found |= texts_in(node) & parts
+    return found
+
+
+def test_no_string_names_a_module():
+    named = {name: modules_named_in(ast.parse(path.read_text())) for name, path in MODULES.items()}
+    assert all(named[name] for name in TABLES), "a table that is gone needs no exception"
+    wrong = {name: texts for name, texts in named.items() if texts and name not in TABLES}
+    assert wrong == {}, "import the module, or let it register itself with the one that must not import it"
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        'module = sys.modules.get("fastload.engines.iterators")',
+        'function.__globals__["__name__"] == "fastload.nvtx.wrapping"',
+        'find("fastload.plan:Plan")',
+        'f"fastload.bench.{name}"',
+        'FILES = [str(Path(__file__).parents[1] / "engines" / f"{name}.py") for name in NAMES]',
+        'file.endswith("stats/meter.py")',
+    ],
+)
+def test_a_string_that_names_a_module_is_found(source):
+    assert modules_named_in(ast.parse(source))
+    others = (
+        "from fastload.stats import meter",
+        "'fastload.stats.meter'",
+        "print('see fastload.stats.meter')",
+        "x = 'fastload'",
+    )
+    assert not any(modules_named_in(ast.parse(other)) for other in others)
 
 
 def private(name: object) -> bool:
@@ -255,8 +334,27 @@ def test_the_parser_of_imports_sees_what_it_should(tmp_path):
 
 
 @pytest.mark.lint
+def test_files_of_the_core_include_only_from_below():
+    def is_below(includer: Path, included: Path) -> bool:
+        upper, lower = str(includer.parent), str(included.parent)
+        return upper == lower or CORE_RANK[upper] < CORE_RANK[lower]
+
+    pairs = includes_of_core(CSRC)
+    assert len(pairs) > 250
+    assert [f"{includer} includes {included}" for includer, included in pairs if not is_below(includer, included)] == []
+
+
+@pytest.mark.lint
+def test_folders_of_the_core_have_a_place_and_few_files():
+    counts = Counter(str(path.parent.relative_to(CSRC)) for path in CSRC.rglob("*") if path.is_file())
+    assert counts.keys() == CORE_RANK.keys(), "give each folder a line of CORE in scripts/architecture.py"
+    assert {folder: count for folder, count in counts.items() if count > CORE_FILES_MAX} == {}
+
+
+@pytest.mark.lint
 def test_files_stay_short():
-    lines = {name: len(path.read_text().splitlines()) for name, path in MODULES.items()}
+    files = {**MODULES, **{str(path): path for path in CSRC.rglob("*") if path.is_file()}}
+    lines = {name: len(path.read_text().splitlines()) for name, path in files.items()}
     assert {name: count for name, count in lines.items() if count >= LINES_MAX} == {}, "each is two files"
 
 

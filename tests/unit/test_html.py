@@ -12,10 +12,11 @@ from pathlib import Path
 import pytest
 from handmade import FEEDER, MAIN, WORKERS, h2d, kernel, launch, recording, span, stage
 
-from fastload.profiling import html, nsys_export, timeline
-from fastload.profiling.palette import contrast
-from fastload.profiling.report import make_report, plain_console, sentence, show
-from fastload.profiling.trace import Call
+from fastload.profiling.pages import html, timeline
+from fastload.profiling.pages.palette import contrast
+from fastload.profiling.pages.report import make_report, plain_console, sentence, show
+from fastload.profiling.recording import nsys_export
+from fastload.profiling.recording.trace import Call
 from fastload.stats.verdict import Verdict
 
 HOSTILE = [

@@ -15,9 +15,9 @@ import optional
 import pytest
 
 from benchmarks._charts import Bar, Panel, draw
-from fastload.profiling import timeline
-from fastload.profiling.palette import DARK, LIGHT, TEXT, contrast, readable_on, style
-from fastload.profiling.timeline import COLOURS, Row, Timeline
+from fastload.profiling.pages import timeline
+from fastload.profiling.pages.palette import DARK, LIGHT, TEXT, contrast, readable_on, style
+from fastload.profiling.pages.timeline import COLOURS, Row, Timeline
 
 optional.needed("matplotlib", "docutils", "sphinx")
 pytestmark = pytest.mark.usefixtures("fonts_are_open")
@@ -51,7 +51,7 @@ def test_names_on_bars_of_the_timeline_are_readable():
 @pytest.mark.parametrize("path", DRAWINGS, ids=lambda path: path.name)
 def test_a_drawing_follows_light_and_dark_and_says_what_it_shows(path):
     text = path.read_text()
-    assert style() in text, "the colours are those of fastload/profiling/palette.py"
+    assert style() in text, "the colours are those of fastload/profiling/pages/palette.py"
     root = ET.fromstring(text)
     assert root.get("role") == "img"
     assert f"0 0 {root.get('width')} {root.get('height')}" == root.get("viewBox")  # else a page stretches it

@@ -21,10 +21,10 @@ from handmade import export, recording, span, stage, starved
 import fastload
 from fastload import _machine
 from fastload.commands import cli, profile
-from fastload.profiling import timeline
-from fastload.profiling.analysis import find
-from fastload.profiling.html import render
-from fastload.profiling.nsys import NsightError
+from fastload.profiling.analysis.findings import find
+from fastload.profiling.pages import timeline
+from fastload.profiling.pages.html import render
+from fastload.profiling.recording.nsys import NsightError
 from fastload.stats.verdict import Bottleneck, Verdict
 
 pytestmark = pytest.mark.usefixtures("fonts_are_open")

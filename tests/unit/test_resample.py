@@ -239,7 +239,7 @@ def test_misuse_says_what_is_wrong(arguments: dict, message: str) -> None:
 
 
 CSRC = native_shim.CSRC
-LEVELS = [*sorted(map(str, CSRC.glob("resample/*.cpp"))), str(CSRC / "tests" / "levels.cpp")]
+LEVELS = native_shim.core_files("base/simd_level.cpp", "resample/*.cpp", "tests/levels.cpp")
 
 
 @pytest.mark.slow

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import collections
 import errno
 import os
 import pickle
 import socket
 import sys
+import unittest.mock
 from multiprocessing import resource_sharer
 from multiprocessing.reduction import ForkingPickler
 
@@ -118,6 +120,15 @@ def test_a_long_list_of_numbers_is_not_searched():
     short, long = Sent([*range(15), torch.rand(2)]), Sent([*range(16), torch.rand(2)])
     assert (files_of(short), files_of(long)) == (1, 0)
     assert torch.equal(sent(Sent([*range(17), torch.ones(2)]))[-1], torch.ones(2))
+    rows, tensors = (
+        Sent([{"ids": [float(row)]} for row in range(17)]),
+        Sent([{"ids": [torch.rand(2)]} for _ in range(17)]),
+    )
+    with unittest.mock.patch.object(sending, "is_packable", side_effect=sending.is_packable) as looked_at:
+        assert (files_of(rows), looked_at.call_count, files_of(tensors)) == (0, 0, 17)
+    endless = []
+    endless.append(endless)
+    assert len(sent(Sent([endless] * 17))) == 17
 
 
 def test_twice_the_same_tensor_is_the_same_tensor():
@@ -325,6 +336,13 @@ SAMPLES = {
     "two sizes": lambda: [torch.rand(LARGE), torch.rand(LARGE + 1)],
     "two dtypes": lambda: [torch.rand(LARGE), torch.rand(LARGE).double()],
     "tensor and number": lambda: [torch.rand(LARGE), 3.0],
+    "small": lambda: [torch.rand(3, 90) for _ in range(99)],
+    "small, strided": lambda: [torch.rand(90, 3).t() for _ in range(99)],
+    "small, of two sizes": lambda: [torch.rand(300 + number % 2) for number in range(99)],
+    "small, of two dtypes": lambda: [
+        torch.rand(300).to((torch.float, torch.double)[number % 2]) for number in range(99)
+    ],
+    "small, with a gradient": lambda: [torch.rand(300, requires_grad=number == 5) for number in range(99)],
 }
 
 
@@ -346,6 +364,40 @@ def test_samples_are_stacked_as_torch_stacks_them(kind):
     else:
         assert torch.equal(ours, theirs)
         assert (ours.dtype, ours.stride()) == (theirs.dtype, theirs.stride())
+
+
+def written(batch, monkeypatch):
+    """Sizes of the writes that stacking and sending a batch takes."""
+    sizes, write = [], os.pwrite
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "pwrite", lambda *arguments: sizes.append(write(*arguments)) or sizes[-1])
+        sent(Sent(collate_into(FileStacker(), batch)))
+    return sizes
+
+
+def test_small_samples_are_written_at_once_and_large_ones_one_by_one(monkeypatch):
+    small, large = torch.rand(300), torch.rand(sending.ONE_BY_ONE_BYTES // 4)
+    assert written([{"a": small, "b": number} for number in range(99)], monkeypatch) == [99 * small.nbytes]
+    assert written([large] * 3, monkeypatch) == [large.nbytes] * 3
+    monkeypatch.setattr(sending, "AT_ONCE_MAX_BYTES", 98 * small.nbytes)
+    with pytest.raises(TypeError):  # torch stacks them, in shared memory
+        FileStacker().stack([small] * 99)
+
+
+Pair = collections.namedtuple("Pair", ["image", "label"])
+
+
+class Fields(dict):
+    pass
+
+
+@pytest.mark.parametrize("kind", [Pair, lambda image, label: Fields(image=image, label=label)])
+def test_tensors_in_containers_of_other_types_are_moved(kind):
+    batch = Sent(kind(torch.ones(LARGE), torch.ones(2)))
+    assert files_of(batch) == 2
+    ours = sent(batch)
+    assert type(ours) is type(kind(0, 0))
+    assert torch.equal((ours["image"] if isinstance(ours, dict) else ours.image), torch.ones(LARGE))
 
 
 def test_samples_are_stacked_by_torch_without_memory_files(monkeypatch):

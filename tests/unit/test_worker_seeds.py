@@ -12,7 +12,7 @@ import torch
 import torchvision  # noqa: F401 - replaces torch.manual_seed by a wrapper
 from torch.utils.data import get_worker_info
 
-from fastload.pipeline.worker_seeds import only_seeds
+from fastload.pipeline.worker_seeds import only_seeds, seeded_by
 
 SEED = 5
 STATE = [0]
@@ -161,3 +161,31 @@ def test_functions_that_seed_must_be_the_librarys(monkeypatch, holder, name):
     monkeypatch.setattr(holder, name, lambda *args: STATE.append(original(*args)))
     assert not only_seeds(documented)
     assert not only_seeds(lambda worker: random.seed(worker))
+
+
+@pytest.mark.parametrize("change", ["global", "default", "closure", "nested", "code", "patched", "argument", "rank"])
+def test_what_seeds_depend_on(change, monkeypatch):
+    function, other = functools.partial(nested), None
+    if change == "default":
+        function = other = lambda worker, seed=3: random.seed(worker + seed)
+    elif change == "closure":
+        function, other = make(4), make(4.0)
+    elif change == "argument":
+        function, other = functools.partial(documented, 1), functools.partial(documented, True)
+    elif change == "rank":
+        function = pytest.importorskip("lightning.fabric.utilities.seed").pl_worker_init_function
+    before = seeded_by(function)
+    assert before == seeded_by(function) is not None
+    if change == "global":
+        monkeypatch.setattr(f"{__name__}.SEED", 6)
+    elif change == "default":
+        monkeypatch.setattr(function, "__defaults__", (4,))
+    elif change == "nested":
+        monkeypatch.setitem(globals(), "documented", by_sequence)
+    elif change == "code":
+        monkeypatch.setattr(nested, "__code__", by_state.__code__)
+    elif change == "patched":
+        monkeypatch.setattr(np.random, "seed", random.seed)
+    elif change == "rank":
+        monkeypatch.setattr(function.__globals__["rank_zero_only"], "rank", 3)
+    assert seeded_by(other or function) != before

@@ -6,22 +6,28 @@ import gc
 import multiprocessing
 import os
 import pickle
+import signal
 import subprocess
 import sys
+import threading
 
 import pytest
 import torch
 from backends import raised_by
 from backends.batches import Collator
 from backends.datasets import Numbers, as_list, configure
+from children import exit_code, forked
 from torch.utils.data import DataLoader, default_collate
 
 from fastload import FastLoader
 from fastload._batch import HostBatch, register
 from fastload.engines.workers import Collate, NamedStages, stages_of, start_epoch
 from fastload.nvtx import stages
+from fastload.torch_workers import orphans
 from fastload.torch_workers.orphans import TakesSignals
 from fastload.torch_workers.view import refresh, view_of
+
+WAIT_S = 60
 
 
 def test_collate_runs_the_users_function_and_labels_the_result():
@@ -180,6 +186,26 @@ def test_a_worker_whose_parent_was_killed_while_it_started_ends(start_method, pa
     worker.start()
     worker.join(30)
     assert worker.exitcode == (1 if parent == "dead" else 0)
+
+
+def test_a_worker_of_a_fork_server_ends_with_the_program(monkeypatch):
+    """The server, its parent, lives on: its workers hold what it would end by."""
+    monkeypatch.setattr(orphans, "LOOK_S", 0.01)
+    program, (begun, begins) = forked(threading.Event().wait), os.pipe()
+
+    def work(worker_id):
+        os.write(begins, b".")
+        threading.Event().wait(WAIT_S)
+
+    first_call = TakesSignals(work)
+    first_call.parent = program
+    worker = forked(lambda: first_call(0))  # this process is the server
+    os.read(begun, 1)
+    os.kill(program, signal.SIGKILL)
+    os.waitpid(program, 0)
+    assert exit_code(worker, WAIT_S) == 1
+    os.close(begun)
+    os.close(begins)
 
 
 IMAGES_WITHOUT_TORCHVISION = """

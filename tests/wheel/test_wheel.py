@@ -36,6 +36,7 @@ core = importlib.util.module_from_spec(spec)
 spec.loader.exec_module(core)
 print(core.jpeg_header(Path(sys.argv[1]).read_bytes())[:1] + core.jpeg_header(sys.argv[1])[3:6])
 core.Pool(2).close()
+assert "__global__" in core.kernel_source("huffman.cu")
 print(*{line.split()[-1] for line in open("/proc/self/maps") if "jpeg" in line})
 """
 
@@ -89,7 +90,7 @@ def test_libraries_and_their_licenses_are_inside(wheel: Path) -> None:
     assert "fastload/_core.pyi" in names
     assert "fastload/py.typed" in names
     assert "fastload/pipeline/probes/420.jpg" in names
-    assert not [name for name in names if name.startswith(("tests/", "csrc/"))]
+    assert not [name for name in names if name.startswith(("tests/", "csrc/")) or name.endswith((".cu", ".h"))]
 
 
 def test_core_works_in_an_empty_environment(python: Path, tmp_path: Path) -> None:

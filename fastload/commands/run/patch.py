@@ -19,7 +19,7 @@ from fastload.engines.workers import first_call_of
 from fastload.loader import FastLoader
 from fastload.nvtx.patching import holders
 from fastload.options import LoaderConfig, Options, has_own_iterator
-from fastload.profiling.capture import capture_from_environment
+from fastload.profiling.recording.capture import capture_from_environment
 from fastload.stats.explain import LoaderLog
 from fastload.stats.meter import Meter, NextData, counters_for, measure
 
@@ -161,7 +161,7 @@ def _followed(own: _Iterate) -> _Iterate:
         state, given = state_of(loader), loader.worker_init_fn
         state.check_open()
         begun = state.begun
-        counters = counters_for(loader) if has_own_iterator(loader) else None
+        counters = counters_for(loader, state.totals) if has_own_iterator(loader) else None
         if counters is not None and loader.num_workers:
             loader.worker_init_fn = first_call_of(loader, given, counters)
         first_call = loader.worker_init_fn

@@ -46,9 +46,10 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Leave out slow tests and most of large products, unless options, a test's name or a marker select them.
+    """Leave out slow tests and most of large products.
 
-    Also tests that look at the code only, and without a GPU those that need one.
+    Options, a test's name or a marker select them. Left out are also tests that look at the code only, and without a
+    GPU those that need one.
     """
     if any("::" in argument for argument in config.args):
         return

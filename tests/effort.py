@@ -1,4 +1,4 @@
-"""Set how hard tests try: little by default, as hard as they can with ``pytest --all``."""
+"""Set how hard tests try: little by default, fully with ``pytest --all``."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def examples(count: int, *, share: float | None = None) -> int:
 
 
 def stride() -> int:
-    """Return 1 with ``--all``, else 7: of the moments of an interrupt, how many to go on by."""
+    """Return how many moments lie between two interrupts: 1 with ``--all``, else 7."""
     return 1 if _everything() else QUICK_STRIDE
 
 
@@ -43,7 +43,7 @@ def some(values: Sequence[T]) -> Sequence[T]:
 
 
 def beyond_pairs(items: list[pytest.Item]) -> set[pytest.Item]:
-    """Return the tests to leave out so that each pair of two axes' values still occurs in one.
+    """Return tests without which each pair of two axes' values still occurs.
 
     An axis is a ``parametrize`` or a fixture with parameters; products of fewer than three stay whole.
     """

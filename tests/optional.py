@@ -1,4 +1,7 @@
-"""Optional packages of tests, imported when a test first uses them: what a process has imported, its forks copy."""
+"""Import optional packages when a test first uses them.
+
+What a process has imported, its forks copy.
+"""
 
 from __future__ import annotations
 
@@ -29,6 +32,6 @@ def needed(*packages: str) -> None:
 
 
 def module(name: str) -> Any:
-    """Return a module for a file of tests, which is skipped unless the package is installed."""
+    """Return a module; skip the file of tests if its package is not installed."""
     needed(name.partition(".")[0])
     return _Module(name)

@@ -1,4 +1,4 @@
-"""Keep what torch's loader makes in a test, so that the next run of the test need not make it again.
+"""Keep what torch's loader makes in a test for the next run of it.
 
 An outcome lies in ``build/references`` with a key of what decides it: the sources of the test and of all helpers, every
 installed package, Python, the processor. ``pytest --all`` makes each outcome anew. One that took any of our own code is
@@ -121,7 +121,7 @@ def _lines(frame: Any) -> list[tuple[str, int]]:
 
 
 def _watched(make: Callable[[], T]) -> tuple[T, bool]:
-    """Call ``make``; tell whether that ran our code, in this process or in one that it forked."""
+    """Call ``make``; tell whether that ran our code, in forked processes too."""
     ran = mmap.mmap(-1, 1)
 
     def look(frame: Any, event: str, _arg: Any) -> None:

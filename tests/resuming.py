@@ -56,7 +56,7 @@ def saved(state: Any) -> Any:
 def run(
     loader: Any, epochs: range, begun: int = 0, asked: Any = (), *, in_step: bool = True, before: Any = None
 ) -> tuple[list[Any], list[Any], dict[tuple[int, int], Any]]:
-    """Return the batches of some epochs, the generators after each, and the states that are asked for.
+    """Return batches of some epochs, the generators after each, and states asked for.
 
     Args:
         loader: Closed afterwards.
@@ -101,9 +101,9 @@ def resumed(make: Any, state: Any) -> Any:
 
 
 def check(make: Any, stops: list[tuple[int, int]], epochs: int = 4, **options: Any) -> None:
-    """Go on from each stop until the next epoch has ended; from the first, until all have.
+    """Go on from each stop until the next epoch has ended.
 
-    Without ``--all``, only from every second stop.
+    From the first, until all have. Without ``--all``, only from every second stop.
     """
     stops = list(effort.some(stops))
     seed(5)

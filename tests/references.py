@@ -97,7 +97,7 @@ def kept(make: Callable[[], T], *, name: str | None = None) -> T:
     try:
         data = _pickled(value, test.folder)
         value = _unpickled(data, test.folder)  # what later runs get
-    except Exception:  # a class that a function has made
+    except Exception:  # a class that a function has made, a tensor without memory
         if name is not None:
             _made[path] = copy.deepcopy(value)
         return value
@@ -181,7 +181,9 @@ class _Pickler(pickle.Pickler):
         if type(value) is str and self.folder in value:
             return value.split(self.folder)
         if type(value) is torch.Tensor and value.layout == torch.strided and not value.requires_grad:
-            if value.numel() == 0 or value.is_conj() or value.is_neg():
+            if value._is_zerotensor():
+                raise pickle.PicklingError("has no memory")
+            if value.numel() == 0 or value.is_conj() or value.is_neg() or value.is_nested or value.is_quantized:
                 return None
             spanned = sum((size - 1) * stride for size, stride in zip(value.shape, value.stride(), strict=True)) + 1
             data = value.as_strided((spanned,), (1,)).view(torch.uint8).numpy().tobytes()

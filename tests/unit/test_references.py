@@ -5,6 +5,9 @@ import multiprocessing
 import pytest
 import references
 import torch
+from backends import assert_same
+from backends.batches import ODD
+from backends.datasets import Numbers
 from references import kept
 
 from fastload import FastLoader
@@ -46,6 +49,16 @@ def test_a_result_is_made_once_in_each_place(begin, tmp_path):
     for _ in range(2):
         kept(make)  # the second of a run is another, too
     assert made == [1] * 4
+
+
+def test_tensors_that_a_device_may_not_know_come_back_as_they_were(begin):
+    # Either is pickled by torch, or not kept.
+    for collate in ODD.values():
+        seen = []
+        for _ in range(2):
+            begin()
+            seen.append(kept(lambda collate=collate: collate([Numbers(1)[0]])))
+        assert_same(*seen)
 
 
 def test_what_is_given_is_changed_by_no_user_of_it(begin):

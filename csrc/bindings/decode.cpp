@@ -59,7 +59,7 @@ nb::tuple decode_one(nb::handle data, Images out, const std::array<std::int32_t,
   return to_tuple(outcome);
 }
 
-// The lower bound in `fastload bench decode`: region decodes whose rows are dropped.
+// The lower bound in `python -m benchmarks decode`: region decodes whose rows are dropped.
 void decode_and_drop_all(nb::sequence images, const std::vector<std::vector<std::uint32_t>>& boxes) {
   std::vector<BytesView> views;
   for (nb::handle image : images) views.emplace_back(image);

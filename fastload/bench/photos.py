@@ -22,10 +22,11 @@ from typing import TYPE_CHECKING
 import numpy as np
 from PIL import Image
 
+from fastload._arguments import UsageError
 from fastload._files import files_below, open_file
 from fastload._install import with_extra
 from fastload._machine import usable_cpus
-from fastload.measurement.console import console, refuse
+from fastload.measurement.console import console
 
 if TYPE_CHECKING:
     import argparse
@@ -251,14 +252,12 @@ def _describe(path: Path) -> str:
 
 def main(args: argparse.Namespace) -> int:
     """Run ``fastload bench photos``."""
+    classes = min(PhotoSet().classes, args.count) if args.classes is None else args.classes
+    sizes = {name: getattr(args, name) for name in ("count", "seed", "quality", "edge_px")}
     try:
-        classes = max(1, min(PhotoSet().classes, args.count)) if args.classes is None else args.classes
-        photo_set = PhotoSet(
-            count=args.count, classes=classes, seed=args.seed, quality=args.quality, edge_px=args.edge_px
-        )
-        folder = write_photos(args.dir, photo_set)
+        folder = write_photos(args.dir, PhotoSet(classes=classes, **sizes))
     except (ValueError, OSError) as error:
-        return refuse(error)
+        raise UsageError(str(error)) from error
     verb = "wrote" if folder.written else "kept"
     mean_kb = folder.total_bytes / folder.count / 1000
     console().print(f"{verb} {folder.count} photographs, {mean_kb:.0f} kB each, in {folder.path}")

@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from fastload._argument_types import at_least, output_file
+from fastload._arguments import at_least, output_file
 from fastload._files import files_below
 
 if TYPE_CHECKING:

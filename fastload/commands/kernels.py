@@ -13,7 +13,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-from fastload._argument_types import at_least, output_file
+from fastload._arguments import at_least, output_file
 from fastload.commands import profile
 from fastload.commands.doctor.checks_gpu import cuda_available
 from fastload.profiling.analysis import ncu, roofline

@@ -20,7 +20,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-from fastload._argument_types import at_least, output_file, picture_file
+from fastload._arguments import at_least, output_file, picture_file
 from fastload.commands.run import script
 from fastload.profiling.pages.report import ProfileReport, make_report, plain_console, show
 from fastload.profiling.recording import nsys, nsys_export, torch_trace

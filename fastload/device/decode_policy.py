@@ -12,7 +12,8 @@ import math
 import threading
 from typing import TYPE_CHECKING, Final, Literal, NamedTuple, TypeAlias
 
-from fastload.device.intervals import IDLE, PAUSE, RECENT_MIN, Intervals, error_of, mean_of
+from fastload.device.intervals import RECENT_MIN, Intervals, error_of, mean_of
+from fastload.stats.pace import Hold, is_pause
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -98,31 +99,26 @@ class DecodedBatch(NamedTuple):
     kernel_s: float = 0.0
 
 
-class _Hold:
-    """When a side may be tried again."""
+class _Side(Hold):
+    """When a side may be tried again: after its hold, or earlier in another loop."""
 
     def __init__(self) -> None:
-        self.until = 0  # batch
-        self._length = HOLD_MIN
+        super().__init__(HOLD_MIN, HOLD_MAX)
         self._interval_s = 0.0  # at the last failure
         self._failed = 0
+        self._again = False
 
-    @property
-    def never_failed(self) -> bool:
-        return not self.until
+    def lose(self, batch: int, interval_s: float) -> None:
+        self.fail(batch, again=self._again)
+        self._failed, self._interval_s, self._again = batch, interval_s, True
 
-    def fail(self, batch: int, interval_s: float) -> None:
-        self.until, self._failed, self._interval_s = batch + self._length, batch, interval_s
-        self._length = min(2 * self._length, HOLD_MAX)
-
-    def allows(self, batch: int, interval_s: float) -> bool:
-        if batch >= self.until:
-            return True
+    def is_open(self, batch: int, interval_s: float) -> bool:
         changed = not self._interval_s / _CHANGED < interval_s < self._interval_s * _CHANGED
-        if changed and batch >= self._failed + HOLD_MIN:  # another loop, about which nothing has been learnt
-            self._length = HOLD_MIN
+        if not self.allows(batch) and changed and batch >= self._failed + HOLD_MIN:  # nothing is known of this loop
+            self.reset()
+            self._again = False
             return True
-        return False
+        return self.allows(batch)
 
 
 class DecodePolicy:
@@ -160,10 +156,10 @@ class DecodePolicy:
         self._batch = 0
         self._usual_s = 0.0  # of an interval of late
         self._total_s = self._spent_s = self._lost_s = 0.0
-        self._holds = {False: _Hold(), True: _Hold()}
+        self._sides = {False: _Side(), True: _Side()}
         self._compare_at, self._compare_wait = COMPARE_FIRST, COMPARE_LATER
         self._probe_at, self._probe_wait = 0, PROBE_FIRST
-        self._underestimate = 1.0  # what threads took by what their work promised
+        self._underestimate = 1.0  # time that threads took, over the time that their work suggested
         self._staging_s = 0.0
         self._steps = (0.0, 0.0, 0.0)
         self._blocked_s = self._window_s = 0.0
@@ -289,7 +285,7 @@ class DecodePolicy:
     def _is_pause(self, made: DecodedBatch) -> bool:
         """Whether the consumer did something else, such as a validation, before it took a batch."""
         usual = self._usual_s
-        if usual and made.interval_s > PAUSE * usual and made.blocked_s > IDLE * made.interval_s:
+        if is_pause(made.interval_s, made.blocked_s, usual):
             self._pauses += 1
             if self._pauses < 3:
                 return True
@@ -356,10 +352,10 @@ class DecodePolicy:
 
     def _is_open(self, on_gpu: bool, interval_s: float, affordable: bool) -> bool:
         """Whether a side may be tried now."""
-        hold = self._holds[on_gpu]
+        side = self._sides[on_gpu]
         if on_gpu and self._kernels_exceed(interval_s):
             return False
-        return hold.never_failed or (affordable and hold.allows(self._batch, interval_s))
+        return not side.until or (affordable and side.is_open(self._batch, interval_s))
 
     def _try(self, *, on_gpu: bool) -> None:
         self._before = self._recent.values()
@@ -409,7 +405,7 @@ class DecodePolicy:
         gpu_s, threads_s = (after_s, before_s) if tried_gpu else (before_s, after_s)
         gpu_wins = gpu_s < (1.0 - _TIE) * threads_s
         why = f"a batch took {_ms(gpu_s)} with the GPU decoding and {_ms(threads_s)} with threads"
-        self._holds[not gpu_wins].fail(self._batch, gpu_s if gpu_wins else threads_s)
+        self._sides[not gpu_wins].lose(self._batch, gpu_s if gpu_wins else threads_s)
         if gpu_wins == tried_gpu:
             self._turn(on_gpu=tried_gpu, why=why)
             return

@@ -7,14 +7,10 @@ import statistics
 from collections import deque
 from typing import Final
 
+from fastload.stats.pace import is_pause
+
 RECENT_MIN: Final = 6
 """Intervals that say what is usual."""
-
-PAUSE: Final = 4.0
-"""Intervals so many times as long as usual, in which the loader waited for the consumer, are no steps."""
-
-IDLE: Final = 0.75
-"""The share of an interval in which the loader then waited."""
 
 _KEPT: Final = 64
 
@@ -26,11 +22,11 @@ class Intervals:
     """
 
     def __init__(self) -> None:
-        self._all: deque[tuple[float, bool]] = deque(maxlen=_KEPT)
+        self._all: deque[tuple[float, float]] = deque(maxlen=_KEPT)
 
     def add(self, interval_s: float, blocked_s: float = 0.0) -> None:
         """Add one, and the seconds of it in which the loader waited for the consumer."""
-        self._all.append((interval_s, blocked_s > IDLE * interval_s))
+        self._all.append((interval_s, blocked_s))
 
     def __len__(self) -> int:
         """How many there are, pauses among them."""
@@ -40,8 +36,8 @@ class Intervals:
         """Those that are no pauses."""
         if not self._all:
             return []
-        pause_s = PAUSE * statistics.median_low(interval for interval, _ in self._all)
-        return [interval for interval, idle in self._all if not idle or interval <= pause_s]
+        usual_s = statistics.median_low(interval for interval, _ in self._all)
+        return [interval_s for interval_s, idle_s in self._all if not is_pause(interval_s, idle_s, usual_s)]
 
     def clear(self) -> None:
         """Forget all."""

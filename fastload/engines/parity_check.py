@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 import torch
 
 from fastload import _core
+from fastload._compare import same, same_layout
 from fastload.engines.decode_batch import TookTooLongError, answer_to
 from fastload.engines.random_states import state_of_seed
 from fastload.options import LEVELS_OFF
@@ -188,35 +189,12 @@ def _is_close(candidates: list[Any], wanted: Any) -> bool:
     """Whether each value is in one of several batches."""
     close = torch.zeros(wanted.shape, dtype=torch.bool)
     for made in candidates:
-        if (type(made), made.dtype, made.shape, _steps(made)) != (
-            type(wanted),
-            wanted.dtype,
-            wanted.shape,
-            _steps(wanted),
-        ):
+        if (type(made), made.dtype, made.shape) != (type(wanted), wanted.dtype, wanted.shape):
+            return False
+        if not same_layout(made, wanted):
             return False
         bits = (
             image.as_subclass(torch.Tensor).contiguous().unsqueeze(-1).view(torch.uint8) for image in (made, wanted)
         )
         close |= torch.eq(*bits).all(-1)
     return bool(close.all())
-
-
-def same(a: Any, b: Any) -> bool:
-    """Whether two batches are equal in type, dtype, layout and every bit."""
-    if type(a) is not type(b):
-        return False
-    if isinstance(a, torch.Tensor):
-        if a.dtype != b.dtype or a.shape != b.shape or _steps(a) != _steps(b):
-            return False
-        return torch.equal(a.contiguous().view(-1).view(torch.uint8), b.contiguous().view(-1).view(torch.uint8))
-    if isinstance(a, list | tuple):
-        return len(a) == len(b) and all(same(x, y) for x, y in zip(a, b, strict=True))
-    if isinstance(a, dict):
-        return a.keys() == b.keys() and all(same(a[key], b[key]) for key in a)
-    return bool(a == b)
-
-
-def _steps(tensor: torch.Tensor) -> list[int]:
-    """Strides, without those of dimensions of size 1, which are arbitrary."""
-    return [stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True) if size != 1]

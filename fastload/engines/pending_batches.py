@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, Final
 import torch
 
 from fastload import _core
+from fastload._compare import same_bits
 from fastload.engines.lazy_images import pending_of
 from fastload.memory.packing import contiguous_stride
 from fastload.memory.sending import sends_files, stack_one_by_one
@@ -191,7 +192,4 @@ def _one_by_one(images: list[PendingImage], place: torch.Tensor) -> Iterator[tor
 
 
 def _are_same(ours: Any, theirs: Any) -> bool:
-    if type(ours) is not type(theirs) or ours.dtype != theirs.dtype or ours.stride() != theirs.stride():
-        return False
-    plain = [image.as_subclass(torch.Tensor).contiguous().view(torch.uint8) for image in (ours, theirs)]
-    return torch.equal(*plain)
+    return type(ours) is type(theirs) and ours.stride() == theirs.stride() and same_bits(ours, theirs)

@@ -11,9 +11,9 @@ import numpy as np
 import torch
 from torch.utils.data import Subset
 
+from fastload._compare import same
 from fastload.device.normalize import host_images
 from fastload.engines.decode_batch import drawn
-from fastload.engines.parity_check import same
 from fastload.engines.random_states import set_state, state_now
 from fastload.pipeline.arrays import Pixels
 from fastload.pipeline.samples import filled

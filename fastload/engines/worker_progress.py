@@ -21,7 +21,6 @@ from torch.utils.data import IterableDataset, _DatasetKind
 
 from fastload.engines.packed_states import Texts, digest_of, unpack
 from fastload.engines.sample_seeding import SeededByIndex
-from fastload.memory.sending import reduce_error
 from fastload.options import has_state
 from fastload.stats.kept_states import KeptState
 
@@ -221,6 +220,8 @@ class NotLoaded(ExceptionWrapper):
         return cls(where=f"in DataLoader worker process {worker}, which begins with a loaded state")
 
     def __reduce__(self) -> Any:
+        from fastload.memory.sending import reduce_error
+
         return reduce_error(self)
 
 

@@ -19,6 +19,7 @@ import torch
 from fastload._install import version_of
 from fastload._machine import cpu_budget, cpu_model, usable_cpus
 from fastload._version import __version__
+from fastload.measurement.console import console
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -55,11 +56,6 @@ class Spread:
             return "–"
         return f"{(max(self.values) - min(self.values)) / self.median / 2:.1%}"
 
-    def percentile(self, percent: float) -> float:
-        """The smallest value that at least ``percent`` per cent of the values do not exceed."""
-        rank = max(1, -(-len(self.values) * percent // 100))
-        return sorted(self.values)[int(rank) - 1]
-
     def record(self) -> dict[str, Any]:
         """Convert to a JSON object."""
         return {"median": self.median, "min": min(self.values), "max": max(self.values), "values": list(self.values)}
@@ -91,35 +87,14 @@ def ratio(numerator: Spread, denominator: Spread) -> Spread:
 
 
 def extent(record: Mapping[str, Any], form: str) -> str:
-    """Format the least and the most of :meth:`Spread.record`: ``"3 to 5"``.
-
-    One repeat has no spread, and says so.
-
-    Args:
-        record: Of the repeats.
-        form: How a number is formatted.
-    """
+    """Format the range of :meth:`Spread.record`, such as ``"3 to 5"``; a single repeat has none."""
     if has_one_repeat(record):
         return "one repeat"
     return f"{record['min']:{form}} to {record['max']:{form}}"
 
 
-def with_farthest(record: Mapping[str, Any], form: str, unit: str) -> str:
-    """Format the median of :meth:`Spread.record`, and how far the farthest repeat is from it.
-
-    Args:
-        record: Of the repeats.
-        form: How a number is formatted.
-        unit: Behind it.
-    """
-    median = record["median"]
-    if has_one_repeat(record):
-        return f"{median:{form}}{unit}"
-    return f"{median:{form}} ± {max(record['max'] - median, median - record['min']):{form}}{unit}"
-
-
 def has_one_repeat(record: Mapping[str, Any]) -> bool:
-    """Whether :meth:`Spread.record` has one value, which says nothing of a spread."""
+    """Whether :meth:`Spread.record` has a single value, and so no spread."""
     return len(record["values"]) == 1
 
 
@@ -163,6 +138,14 @@ def write_json(path: str | Path, record: Mapping[str, Any]) -> Path:
         Path(staging).unlink(missing_ok=True)
         raise
     return path
+
+
+def save(path: str | Path | None, record: Mapping[str, Any]) -> None:
+    """Write a benchmark's record to its ``--json``; once complete, print where."""
+    if path is not None:
+        write_json(path, record)
+        if record.get("complete", True):
+            console().print(f"figures: {path}")
 
 
 def _commit() -> str | None:

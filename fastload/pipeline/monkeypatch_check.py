@@ -10,8 +10,6 @@ from typing import TYPE_CHECKING, Any, Final
 
 import torch
 
-from fastload.nvtx.wrapping import is_wrapper
-
 if TYPE_CHECKING:
     from collections.abc import Collection, Hashable, Iterable, Iterator, Mapping
 
@@ -303,10 +301,12 @@ def _functions_in(value: object) -> list[FunctionType]:
 
 def _plain(function: Any) -> Any:
     """Remove fastload's annotations from a function; see ``fastload.nvtx.patching``."""
-    while isinstance(function, FunctionType) and (
-        "__fastload__" in (function.__kwdefaults__ or ()) or is_wrapper(function)
-    ):
-        function = function.__wrapped__  # type: ignore[attr-defined]
+    while isinstance(function, FunctionType) and hasattr(function, "__wrapped__"):
+        from fastload.nvtx.wrapping import is_wrapper
+
+        if "__fastload__" not in (function.__kwdefaults__ or ()) and not is_wrapper(function):
+            break
+        function = function.__wrapped__
     return function
 
 

@@ -16,6 +16,7 @@ import torch
 from PIL import Image
 from torchvision.transforms.functional import pil_to_tensor
 
+from fastload._compare import same_bits
 from fastload.pipeline.erasing import Erasing, Patch, erased_by, read_erasing
 from fastload.pipeline.errors import Refused, name_of
 from fastload.pipeline.library_settings import check_dtype, check_modes
@@ -232,7 +233,7 @@ def _with_views(transform: Any, views: list[Pipeline]) -> Pipeline:
         raise Refused(f"{name} makes several views, of which one is erased; leave out the erasing")
     alike = [(view.image, None if view.table is None else view.table.dtype) for view in views]
     tables = [view.table for view in views if view.table is not None]
-    if alike != alike[:1] * len(views) or any(not _same(tables[0], table) for table in tables):
+    if alike != alike[:1] * len(views) or any(not same_bits(tables[0], table) for table in tables):
         raise Refused(f"{name} makes views that differ in how they become tensors; make them alike")
     nodes = list(first.nodes)
     for view in views[1:]:
@@ -333,7 +334,7 @@ def _is_uint8(tensor: list[Any]) -> bool:
 def _check_padding(step: Any, tensor: list[Any]) -> None:
     """Refuse a crop that may pad with 0 where black is not 0."""
     table = table_of(tensor)
-    if table is not None and not _same(table[:, 0], torch.zeros(3, dtype=table.dtype)):
+    if table is not None and not same_bits(table[:, 0], torch.zeros(3, dtype=table.dtype)):
         raise Refused(
             f"{name_of(step)} comes after {name_of(tensor[-1])} and would pad small images with 0, which is not black "
             "there; put it before"
@@ -396,7 +397,7 @@ def table_of(tensor: list[Any], channels: int = 3) -> torch.Tensor | None:
     levels = levels[:, :channels]
     images = [levels.reshape(16, 16, channels), np.ascontiguousarray(levels[::-1].reshape(8, 32, channels))]
     tables = [_table(tensor, image) for image in images]
-    if not _same(tables[0], tables[1]):
+    if not same_bits(tables[0], tables[1]):
         raise Refused("what the transforms make of a pixel depends on more than its level and channel")
     table = tables[0]
     if table.dtype == torch.uint8:
@@ -435,8 +436,3 @@ def _through(tensor: list[Any], pixels: np.ndarray[Any, np.dtype[np.uint8]]) -> 
     except Exception as error:  # bad arguments would raise in the workers too
         raise Refused(f"the transforms of the tensor raise {type(error).__name__}: {error}") from error
     return result
-
-
-def _same(a: torch.Tensor, b: torch.Tensor) -> bool:
-    """Compare bits: NaN equals itself, 0.0 differs from -0.0."""
-    return a.dtype == b.dtype and torch.equal(a.contiguous().view(torch.uint8), b.contiguous().view(torch.uint8))

@@ -63,7 +63,7 @@ class _ShutDown:
 
     def __call__(self) -> None:
         frame = sys._getframe(1)
-        if frame.f_code is _DEL:  # a collection has cleared weak references by then
+        if frame.f_code.co_name == "__del__":  # a collection has cleared weak references by then
             self._delete(frame.f_locals["self"])
         elif (iterator := self.iterator()) is not None:
             type(iterator)._shutdown_workers(iterator)
@@ -132,7 +132,7 @@ def start_workers(make: Callable[[], Any]) -> Any:
     try:
         with deferred_signals(_OPEN_IN):
             iterator = make()
-            if hasattr(iterator, "_workers"):  # a native one has none
+            if "_workers" in vars(iterator):  # not one of ours, which shows those of the one that it passes on
                 _live[id(iterator)] = iterator._shutdown_workers = _ShutDown(iterator)
             thread = getattr(iterator, "_pin_memory_thread", None)
             if thread is not None:  # torch waits for it indefinitely

@@ -166,7 +166,7 @@ def test_cuda_takes_small_tensors_along_with_the_call() -> None:
 
 
 def test_labels_arrive_as_from_torch() -> None:
-    from benchmarks._array_rows import cifar10
+    from benchmarks.arrays import cifar10
 
     torch.manual_seed(1)
     want = [labels for _, labels in DataLoader(cifar10(512), batch_size=128, shuffle=True, num_workers=2)]

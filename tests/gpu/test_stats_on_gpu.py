@@ -12,7 +12,7 @@ from torchvision.datasets import ImageFolder
 
 from fastload import FastLoader, prefetch_to_device
 from fastload.bench.photos import PhotoSet, write_photos
-from fastload.measurement.tuner import Tuner
+from fastload.commands.tune import tune
 from fastload.stats.verdict import BUSY_MIN, Bottleneck
 
 pytestmark = pytest.mark.gpu
@@ -89,10 +89,10 @@ def test_the_consumers_thread_makes_no_events(folder, monkeypatch, door, waits):
 
 def test_the_number_of_workers_is_found_on_a_gpu(folder):
     with FastLoader(folder, batch_size=8, num_workers=1, device="cuda") as loader:
-        tuning = Tuner(loader, compute, seconds=0.2, most=2).run()
+        tuning = tune(loader, compute, seconds=0.2, most=2)
     assert tuning.engine == "native"
-    assert tuning.chosen.workers in (1, 2)
-    assert all(0 <= tried.wait_share <= 1.01 and tried.images_per_s > 0 for tried in tuning.tried)
+    assert tuning.looks[-1].workers in (1, 2)
+    assert all(0 <= look.wait_share <= 1.01 and look.images_per_s > 0 for look in tuning.looks)
 
 
 def test_what_sizes_the_threads_reads_the_clock_of_the_device(folder):

@@ -149,7 +149,7 @@ def test_verify_finds_more_than_the_bound(root, monkeypatch):
     result = verify(small(root))
     assert (bool(result), result.bound, result.largest) == (True, 1.0, 0.0)
     assert real is _core.Pool.submit
-    from fastload.verification import ComparedValues, difference
+    from fastload._compare import ComparedValues, difference
 
     a = torch.zeros(1, 3, 2, 2, dtype=torch.uint8)
     for off, found in ((1, None), (2, "batch[0, 0, 0, 0]: 0 and 2")):

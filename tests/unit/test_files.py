@@ -7,6 +7,7 @@ import socket
 
 import pytest
 
+from fastload._arguments import UsageError
 from fastload._files import files_below, open_file
 from fastload.bench._data import check_data
 from fastload.bench.photos import MANIFEST, write_photos
@@ -77,7 +78,7 @@ def test_commands_that_walk_a_folder_end(folder, tmp_path, monkeypatch, capsys):
 
 
 def test_data_of_a_benchmark_must_end_and_hold_images(folder):
-    with pytest.raises(ValueError, match=r"files and folders alone, but .*device.jpg is neither"):
+    with pytest.raises(UsageError, match=r"files and folders alone, but .*device.jpg is neither"):
         check_data(folder)
     for name in ("device.jpg", "pipe.jpg", "s.jpg"):
         (folder / "b" / name).unlink()
@@ -90,7 +91,7 @@ def test_data_of_a_benchmark_must_end_and_hold_images(folder):
     (folder / "a" / "to b").unlink()
     check_data(folder)
     (folder / "c").mkdir()
-    with pytest.raises(FileNotFoundError, match=r"but .*/c holds none of"):
+    with pytest.raises(UsageError, match=r"but .*/c holds none of"):
         check_data(folder)
 
 

@@ -167,7 +167,7 @@ def test_a_text_that_names_an_index_is_found(text):
 
 
 # Tables of what is imported when it is first used; they name modules in strings.
-TABLES = {"fastload", "fastload.sources", "fastload.commands.cli"}
+TABLES = {"fastload", "fastload.sources", "fastload.commands.cli", "fastload.commands.bench"}
 
 
 def texts_in(tree: ast.AST) -> set[str]:

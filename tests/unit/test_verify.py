@@ -20,13 +20,14 @@ from torch.utils.data import DataLoader, Subset
 from torchvision.datasets import ImageFolder
 
 from fastload import FastLoader
+from fastload._compare import ComparedValues, difference
 from fastload.autoscale import policy
 from fastload.autoscale.probe import Trial
 from fastload.commands import cli
 from fastload.commands import verify as commands_verify
 from fastload.engines import decode_pipeline
 from fastload.sources import TarSamples
-from fastload.verification import ComparedValues, VerificationInterrupted, difference, verify
+from fastload.verification import VerificationInterrupted, verify
 
 root = photos_fixture(11)
 
@@ -108,6 +109,7 @@ def test_the_sample_of_a_difference_is_known_when_shuffled(root, monkeypatch, ra
 
 def test_differences():
     assert difference([torch.zeros(2)], [torch.zeros(2)]) is None
+    assert difference(torch.tensor([torch.nan]), torch.tensor([torch.nan])) is None
     assert "[1]: 0.0 and -0.0" in difference(torch.zeros(2), torch.tensor([0.0, -0.0]))
     assert "float32" in difference(torch.zeros(2), torch.zeros(2, dtype=torch.float64))
     assert "keys" in difference({"a": 1}, {"b": 1})

@@ -17,7 +17,7 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-from fastload._argument_types import at_least
+from fastload._arguments import at_least
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

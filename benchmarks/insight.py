@@ -24,13 +24,13 @@ from unittest import mock
 import torch
 from torch import nn
 
-from fastload import FastLoader, annotate, annotate_modules, capture
+from fastload import FastLoader, annotate, annotate_modules, capture, iterators
 from fastload import loader as loader_module
 from fastload._arguments import UsageError
 from fastload.autoscale.policy import cores_for_loading
 from fastload.bench._data import EndlessDraws, image_pool, open_images
 from fastload.device import transfer as transfer_module
-from fastload.engines import iterators, position, workers
+from fastload.engines import position
 from fastload.engines.copy_scheduler import CopyScheduler
 from fastload.measurement.console import console
 from fastload.measurement.record import Spread, environment, extent, interleave, save
@@ -38,6 +38,7 @@ from fastload.measurement.throughput import NATIVE_AHEAD, Rate, endless, in_flig
 from fastload.nvtx import stages
 from fastload.nvtx.modules import hook_while_profiling
 from fastload.stats import fetch_timer, meter
+from fastload.workers import worker
 
 LIMITS_NS: Final[Mapping[str, float]] = {"annotate_modules": 2000}
 """Largest figures that are wanted; the others are for information."""
@@ -173,6 +174,10 @@ def _differences(
     }
 
 
+class _NoCounters:
+    begin = end = fail = staticmethod(lambda *arguments: None)
+
+
 @contextlib.contextmanager
 def without_stats() -> Iterator[None]:
     """No statistics in loaders that are made and run within."""
@@ -186,7 +191,8 @@ def without_stats() -> Iterator[None]:
         for module in (loader_module, iterators):
             put(module, "measure", lambda iterator, measured: measured)
         put(iterators, "measure_here", lambda iterator, measured: None)
-        put(workers, "MeasuredWorker", lambda first_call, counters: first_call or (lambda worker_id: None))
+        put(worker, "WorkerCounters", lambda *arguments, **more: _NoCounters)
+        put(worker, "listen", lambda *arguments: None)
         put(position.Position, "follow", lambda self, *rest: None)  # which reads the meter
         put(transfer_module, "DeviceClock", lambda module: None)
         yield

@@ -17,7 +17,10 @@ from fastload._display import card, table
 from fastload.autoscale.policy import AutoWorkers, auto_workers
 from fastload.device.replay import Replay
 from fastload.engines import state as position
-from fastload.engines.iterators import (
+from fastload.engines.loader_state import LoaderState, state_of
+from fastload.engines.sample_seeding import check_seedable
+from fastload.engines.workers import start_iterator
+from fastload.iterators import (
     DeviceIterator,
     NativeDeviceIterator,
     TorchDeviceIterator,
@@ -25,9 +28,6 @@ from fastload.engines.iterators import (
     is_native,
     start_native,
 )
-from fastload.engines.loader_state import LoaderState, state_of
-from fastload.engines.sample_seeding import check_seedable
-from fastload.engines.workers import first_call_of, start_iterator
 from fastload.nvtx import stages
 from fastload.options import (
     INDEX_BYTES,
@@ -52,6 +52,7 @@ from fastload.stats.meter import Meter, counters_for, measure, next_epoch
 from fastload.stats.stats import Stats
 from fastload.torch_workers.processes import start_workers
 from fastload.torch_workers.view import is_torchdatas, take_over
+from fastload.workers.worker import setup_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -399,11 +400,11 @@ class FastLoader(LoaderConfig[T_co]):
         view: Any = object.__new__(_without_del(cast("Any", type(self))))  # keeps a subclass's overrides
         vars(view).update(vars(self))
         if counters is not None and self.num_workers:
-            vars(view)["worker_init_fn"] = first_call = first_call_of(self, self.worker_init_fn, counters)
+            vars(view)["worker_init_fn"] = setup = setup_of(self, counters)
         make = functools.partial(DataLoader.__iter__, view)
         start = functools.partial(start_workers, make) if self.num_workers else make
         iterator: Any = start_iterator(view, state_of(self).resumption, start)
-        if self.num_workers and iterator._worker_init_fn is first_call:
+        if self.num_workers and iterator._worker_init_fn is setup:
             iterator._worker_init_fn = self.worker_init_fn
         if native is not None:
             native.install(iterator)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
 import os
 import random
@@ -15,7 +16,7 @@ from torch.utils import data
 from fastload._compare import ComparedValues, difference
 from fastload._display import card, paragraphs
 from fastload.autoscale.policy import AutoWorkers
-from fastload.engines.sample_seeding import SeededByIndex, seeded
+from fastload.engines.sample_seeding import SeededByIndex, seeded, show_own_dataset
 from fastload.engines.workers import makes_lazy_images, start_epoch
 from fastload.loader import FastLoader
 from fastload.options import LEVELS_OFF, has_own_iterator, length_of, resolve_device
@@ -173,10 +174,18 @@ def _as_torch(loader: DataLoader[Any]) -> DataLoader[Any]:
         own: DataLoader[Any] = object.__new__(type(loader))
         refresh(own, loader)
         return own
-    changes = seeded(loader, {}) if getattr(loader, "randomness", "worker") == "sample" else {}
+    changes: dict[str, Any] = {}
+    if getattr(loader, "randomness", "worker") == "sample":
+        changes = seeded(loader, {"worker_init_fn": functools.partial(_start_worker, loader.worker_init_fn)})
     if loader.batch_sampler is not None:
         changes["batch_sampler"] = _RecordingSampler(loader.batch_sampler)
     return view_of(loader, **changes)
+
+
+def _start_worker(worker_init_fn: Callable[[int], None] | None, worker_id: int) -> None:
+    show_own_dataset()
+    if worker_init_fn is not None:
+        worker_init_fn(worker_id)
 
 
 class _RecordingSampler:

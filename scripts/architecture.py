@@ -27,6 +27,8 @@ LAYERS = [
     ["measurement", "verification"],
     ["loader"],
     ["plan"],
+    ["iterators"],
+    ["workers"],
     ["engines", "prefetch", "sources"],
     ["autoscale", "device", "profiling", "vision"],
     ["memory", "pipeline", "stats"],

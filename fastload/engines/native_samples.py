@@ -10,8 +10,6 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from torch.utils.data import get_worker_info
-
 from fastload import _core
 from fastload.engines import lazy_images
 from fastload.engines.in_process import InProcessFetcher
@@ -25,55 +23,20 @@ if TYPE_CHECKING:
     from fastload.pipeline.reader import Recipe
 
 
-class MakesNativeSamples:
-    """A worker's first call: makes its samples natively, then runs ``first_call``.
+class _Torchs:
+    """A fetcher of torch's that makes batches by ``fetch``."""
 
-    Picklable if ``first_call`` is.
+    def __init__(self, fetcher: Any, fetch: Callable[[Any], Any]) -> None:
+        self.dataset, self.collate_fn, self.fetch = fetcher.dataset, fetcher.collate_fn, fetch
+
+
+class WorkerFetcher(InProcessFetcher):
+    """Makes the samples of one worker with one thread.
 
     Args:
-        first_call: Runs the user's ``worker_init_fn``.
-        collate_fn: The user's; ``None`` is ``default_collate``.
+        collate_fn: Stands for the user's; ``None`` is ``default_collate``.
         exact: Whether all samples must have the same bits.
     """
-
-    def __init__(
-        self, first_call: Callable[[int], None], collate_fn: Callable[[Any], Any] | None, *, exact: bool
-    ) -> None:
-        self.first_call = first_call
-        self.collate_fn = collate_fn
-        self.exact = exact
-
-    def __call__(self, worker_id: int) -> None:  # noqa: D102
-        from torch.utils.data._utils import fetch as torch_fetch
-
-        kind: Any = torch_fetch._MapDatasetFetcher
-        fetch, fetcher = kind.fetch, _WorkerFetcher(self.collate_fn, exact=self.exact)
-
-        def fetch_natively(self: Any, possibly_batched_index: Any, *, __fastload__: Any = None) -> Any:
-            info = get_worker_info()
-            if info is None or self.dataset is not info.dataset or not self.auto_collation:
-                return fetch(self, possibly_batched_index)
-            return fetcher.fetch_for(_Torchs(self, fetch), possibly_batched_index)
-
-        fetch_natively.__wrapped__ = fetch  # type: ignore[attr-defined]
-        kind.fetch = fetch_natively
-        self.first_call(worker_id)
-
-
-class _Torchs:
-    """A fetcher of torch's, with its own ``fetch``."""
-
-    def __init__(self, fetcher: Any, fetch: Callable[[Any, Any], Any]) -> None:
-        self.dataset, self.collate_fn = fetcher.dataset, fetcher.collate_fn
-        self._fetcher, self._fetch = fetcher, fetch
-
-    def fetch(self, indices: Any) -> Any:
-        """Make a batch as torch does."""
-        return self._fetch(self._fetcher, indices)
-
-
-class _WorkerFetcher(InProcessFetcher):
-    """Makes the samples of one worker with one thread."""
 
     def __init__(self, collate_fn: Callable[[Any], Any] | None, *, exact: bool) -> None:
         self._collate_fn = collate_fn
@@ -81,23 +44,28 @@ class _WorkerFetcher(InProcessFetcher):
         self._threads: _core.Pool | None = None
         self.begin()
 
-    def fetch_for(self, torchs: _Torchs, indices: Any) -> Any:
-        """Make a batch for torch's fetcher."""
-        self.replaced = torchs
-        return self.fetch(indices)
+    def in_place_of(self, fetcher: Any, fetch: Callable[[Any], Any]) -> Callable[[Any], Any]:
+        """Return what makes batches from now on.
 
-    def pool(self) -> _core.Pool:
+        Args:
+            fetcher: Torch's.
+            fetch: Makes a batch as it does.
+        """
+        self.replaced = _Torchs(fetcher, fetch)
+        return self.fetch
+
+    def pool(self) -> _core.Pool:  # noqa: D102
         if self._threads is None:
             self._threads = _core.Pool(1)
         return self._threads
 
-    def options(self, recipe: Recipe) -> dict[str, Any]:
+    def options(self, recipe: Recipe) -> dict[str, Any]:  # noqa: D102
         return recipe.options
 
-    def makes_samples(self, recipe: Recipe) -> bool:
+    def makes_samples(self, recipe: Recipe) -> bool:  # noqa: D102
         return True
 
-    def read(self) -> tuple[Any, Recipe, Callable[..., Any]] | None:
+    def read(self) -> tuple[Any, Recipe, Callable[..., Any]] | None:  # noqa: D102
         if self.gave_up:
             return None
         recipe = read_recipe(self.replaced.dataset, self._collate_fn, exact=self._exact)
@@ -110,6 +78,6 @@ class _WorkerFetcher(InProcessFetcher):
         self.to_compare = COMPARED
         return key, recipe, images_alone(recipe)
 
-    def give_up(self) -> None:
+    def give_up(self) -> None:  # noqa: D102
         super().give_up()
         lazy_images.install()

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from torch.utils.data import IterableDataset
 from torch.utils.data.dataloader import _MultiProcessingDataLoaderIter
 
-from fastload.engines.worker_progress import NotLoaded, ReadAgain, WorkerProgress, WorkerState
+from fastload.engines.worker_progress import NotLoaded, ReadAgain
 from fastload.torch_workers.processes import shut_down
 
 if TYPE_CHECKING:
@@ -60,37 +61,6 @@ class ResumedIterator(_MultiProcessingDataLoaderIter):
         return super()._process_data(data, worker)  # type: ignore[no-untyped-call]
 
 
-class StartsFrom:
-    """A worker's first call: runs the user's ``worker_init_fn``, then sets what to go on from.
-
-    Args:
-        worker_init_fn: The user's.
-        states: Of all workers.
-        read_again: How an iterable dataset without a state gets to its place.
-    """
-
-    def __init__(
-        self, worker_init_fn: Callable[[int], None] | None, states: list[WorkerState | None], read_again: ReadAgain
-    ) -> None:
-        self.worker_init_fn = worker_init_fn
-        self.states = states
-        self.read_again = read_again
-
-    def __call__(self, worker_id: int) -> None:  # noqa: D102
-        failed = None
-        try:
-            if self.worker_init_fn is not None:
-                self.worker_init_fn(worker_id)
-        except Exception as error:
-            if WorkerProgress.here is None:
-                raise
-            failed = NotLoaded.of(error, worker_id)
-        progress = WorkerProgress.here
-        if progress is None:
-            raise RuntimeError("load_state_dict needs torch's worker processes")
-        progress.resumed, progress.read_again, progress.failed = self.states[worker_id], self.read_again, failed
-
-
 def start_resumed(view: Any, resumption: Resumption, make: Callable[[], Any]) -> Any:
     """Return ``make()``, which iterates ``view``, from where the resumption says."""
     if not view.num_workers:
@@ -100,7 +70,7 @@ def start_resumed(view: Any, resumption: Resumption, make: Callable[[], Any]) ->
         return iterator
     first_call = view.worker_init_fn
     states = resumption.workers or [None] * int(view.num_workers)
-    vars(view)["worker_init_fn"] = StartsFrom(first_call, states, ReadAgain.of(resumption.loader))
+    vars(view)["worker_init_fn"] = replace(first_call, resumed=(states, ReadAgain.of(resumption.loader)))
     vars(view)["_get_iterator"] = lambda: ResumedIterator(view, resumption)
     try:
         iterator = make()

@@ -101,18 +101,11 @@ class SeededByIndex(Dataset[Any]):
         return self.dataset[index]
 
 
-class OwnDataset:
-    """A worker's first call: shows the user's dataset in ``get_worker_info()``, then runs ``worker_init_fn``."""
-
-    def __init__(self, worker_init_fn: Callable[[int], None] | None) -> None:
-        self.worker_init_fn = worker_init_fn
-
-    def __call__(self, worker_id: int) -> None:  # noqa: D102
-        worker = get_worker_info()
-        if worker is not None and isinstance(worker.dataset, SeededByIndex):
-            object.__setattr__(worker, "dataset", worker.dataset.dataset)  # a normal assignment raises
-        if self.worker_init_fn is not None:
-            self.worker_init_fn(worker_id)
+def show_own_dataset() -> None:
+    """Show the user's dataset in this worker's ``get_worker_info()``."""
+    worker = get_worker_info()
+    if worker is not None and isinstance(worker.dataset, SeededByIndex):
+        object.__setattr__(worker, "dataset", worker.dataset.dataset)  # a normal assignment raises
 
 
 def check_seedable(loader: DataLoader[Any], randomness: str) -> None:
@@ -142,7 +135,7 @@ def seeded(
     """Extend ``changes`` for a view of ``loader`` that seeds samples by their index.
 
     Args:
-        loader: Its dataset and ``worker_init_fn`` are wrapped.
+        loader: Its dataset is wrapped.
         changes: Other changes of the view.
         epochs: Seed and epoch; ``None`` for a loader's first epoch.
         former: The previous view, if its persistent workers continue.
@@ -154,6 +147,4 @@ def seeded(
     else:
         dataset = former.dataset
         dataset.begin_epoch(epoch)
-    first_call = changes.get("worker_init_fn", loader.worker_init_fn)
-    wrapped = {} if loader.num_workers == 0 else {"worker_init_fn": OwnDataset(first_call)}
-    return {**changes, "dataset": dataset, **wrapped}
+    return {**changes, "dataset": dataset}

@@ -9,17 +9,14 @@ from __future__ import annotations
 
 import contextlib
 import copy
-import functools
-import inspect
 import pickle
-import sys
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, ClassVar, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from torch._utils import ExceptionWrapper
-from torch.utils.data import IterableDataset, _DatasetKind
+from torch.utils.data import IterableDataset
 
-from fastload.engines.packed_states import Texts, digest_of, unpack
+from fastload.engines.packed_states import Texts, unpack
 from fastload.engines.sample_seeding import SeededByIndex
 from fastload.options import has_state
 from fastload.stats.kept_states import KeptState
@@ -245,8 +242,6 @@ class WorkerProgress:
         generators: Whether those of its generators too.
     """
 
-    here: ClassVar[WorkerProgress | None] = None
-
     def __init__(self, states: KeptStates | None, worker: int, *, generators: bool) -> None:
         self.resumed: WorkerState | None = None
         self.read_again: ReadAgain | None = None
@@ -258,41 +253,28 @@ class WorkerProgress:
         self._epoch = 0
         self._fetches = 0
 
-    def install(self) -> None:
-        """Follow torch's loop in this process: its fetchers, one for each epoch, and their fetches."""
-        from torch.utils.data._utils import fetch as torch_fetch
+    def keep(self, fetcher: Any, digest: int) -> None:
+        """Keep the state after a fetch.
 
-        WorkerProgress.here = self
-        create: Any = _DatasetKind.create_fetcher
+        Args:
+            fetcher: This epoch's.
+            digest: Of the fetch's indices.
+        """
+        self._fetches += 1
+        self._keep(DatasetState.of(users_own(fetcher.dataset), fetcher), digest)
 
-        @functools.wraps(create)
-        def create_fetcher(kind: Any, dataset: Any, *arguments: Any) -> Any:
-            make = functools.partial(create, kind, dataset, *arguments)
-            if sys._getframe(1).f_code.co_name != "_worker_loop":  # of a loader within the dataset
-                return make()
-            self._fetcher = self._fetcher_of_epoch(users_own(dataset), make)
-            return self._fetcher
+    def fetcher_of_epoch(self, dataset: Any, make: Callable[[], Any]) -> Any:
+        """Return a new epoch's fetcher, with the state that it begins with.
 
-        _DatasetKind.create_fetcher = staticmethod(create_fetcher)  # type: ignore[method-assign]
-        for kind in (torch_fetch._MapDatasetFetcher, torch_fetch._IterableDatasetFetcher):
-            kind.fetch = self._followed(kind.fetch)  # type: ignore[method-assign]
-
-    def _followed(self, fetch: Callable[[Any, Any], Any]) -> Callable[[Any, Any], Any]:
-        @functools.wraps(fetch)
-        def fetch_and_keep(fetcher: Any, possibly_batched_index: Any, *, __fastload__: Any = None) -> Any:
-            if fetcher is not self._fetcher:
-                return fetch(fetcher, possibly_batched_index)
-            digest = digest_of(possibly_batched_index)  # not later: the dataset may change the list
-            try:
-                return fetch(fetcher, possibly_batched_index)
-            finally:
-                self._fetches += 1
-                self._keep(DatasetState.of(users_own(fetcher.dataset), fetcher), digest)
-
-        return fetch_and_keep
-
-    def _fetcher_of_epoch(self, dataset: Any, make: Callable[[], Any]) -> Any:
+        Args:
+            dataset: The user's.
+            make: Makes the fetcher.
+        """
         former, self._epoch, self._fetches = self._fetcher, self._epoch + 1, 0
+        self._fetcher = self._made(dataset, former, make)
+        return self._fetcher
+
+    def _made(self, dataset: Any, former: Any, make: Callable[[], Any]) -> Any:
         state, self.resumed = self.resumed, None
         if self.failed is not None:
             return _FailedFetcher(self.failed)
@@ -376,10 +358,9 @@ class ReadAgain:
     def __call__(self, fetcher: Any, batches: int) -> None:
         """Make batches again and drop them; they are not counted."""
         own, fetcher.collate_fn = fetcher.collate_fn, self.collate_fn
-        fetch = inspect.unwrap(type(fetcher).fetch)
         try:
             for _ in range(batches):
                 with contextlib.suppress(Exception):  # one that raised was handed over, too
-                    fetch(fetcher, self.indices)
+                    type(fetcher).fetch(fetcher, self.indices)
         finally:
             fetcher.collate_fn = own

@@ -11,26 +11,21 @@ from __future__ import annotations
 
 import functools
 import importlib.util
-import sys
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.utils.data.dataloader
 from torch.autograd import _profiler_enabled  # type: ignore[attr-defined]
-from torch.utils.data import DataLoader, default_collate, get_worker_info
+from torch.utils.data import DataLoader, get_worker_info
 
 from fastload._batch import HostBatch, count_pinned
 from fastload.engines.copy_scheduler import NONE_FREE
 from fastload.engines.sample_seeding import SeededByIndex
-from fastload.engines.worker_progress import WorkerProgress
 from fastload.memory.packing import CannotPackError, EscapedError, Packer, collate_into, packed_bytes, stacks_into
-from fastload.nvtx import stages
 from fastload.nvtx.stages import stage
 from fastload.options import has_own_iterator
 from fastload.pipeline.eligibility import read_loader
 from fastload.pipeline.monkeypatch_check import imported
-from fastload.stats.fetch_timer import MeasuredWorker
-from fastload.torch_workers.orphans import TakesSignals
 from fastload.torch_workers.processes import restart_workers, start_frozen
 
 if TYPE_CHECKING:
@@ -38,15 +33,8 @@ if TYPE_CHECKING:
 
     from fastload.engines.resumption import Resumption
     from fastload.memory.slots import SlotWriter
-    from fastload.stats.kept_states import KeptStates
-    from fastload.stats.shared_counters import SharedCounters
 
 
-SWITCH_S: Final = 4e-4
-"""Switch interval in a worker: how long its Python code may keep the GIL from a waiting thread. At 0.2 ms, workers that
-make a small image in 0.1 ms spend 5% on switching."""
-
-_USUAL_SWITCH_S: Final = 5e-3  # Python's default
 TOO_SMALL = "larger than a slot"
 
 
@@ -133,44 +121,6 @@ def _is_pinned(data: Any) -> bool:
     return 0 < pinned == leaves
 
 
-class NamedStages:
-    """A worker's first call: adds a range to ``fetch``, then runs the user's ``worker_init_fn``."""
-
-    def __init__(self, worker_init_fn: Callable[[int], None] | None) -> None:
-        self.worker_init_fn = worker_init_fn
-
-    def __call__(self, worker_id: int) -> None:  # noqa: D102
-        stages.instrument_fetch()
-        if self.worker_init_fn is not None:
-            self.worker_init_fn(worker_id)
-
-
-class SendsPromptly:
-    """A worker's first call: shortens Python's switch interval, then runs the user's ``worker_init_fn``.
-
-    Torch's workers send a batch from a second thread, which takes the GIL many times. Each time it waits for one
-    interval, 5 ms by default, if Python code is making the next batch.
-
-    Args:
-        worker_init_fn: The user's.
-        promptly: If not, it only sees to it that what is sent arrives.
-    """
-
-    def __init__(self, worker_init_fn: Callable[[int], None] | None, *, promptly: bool = True) -> None:
-        from fastload.memory.sending import send_batches
-
-        self.worker_init_fn = worker_init_fn
-        self.promptly = promptly
-        self._send_batches = send_batches
-
-    def __call__(self, worker_id: int) -> None:  # noqa: D102
-        self._send_batches(moves=self.promptly)
-        if self.promptly and sys.getswitchinterval() == _USUAL_SWITCH_S:  # else the user has set it
-            sys.setswitchinterval(SWITCH_S)
-        if self.worker_init_fn is not None:
-            self.worker_init_fn(worker_id)
-
-
 def makes_lazy_images(loader: Any) -> bool:
     """Whether Pillow's images are lazy in a loader's worker processes."""
     if loader.engine == "torch" or not loader.num_workers or has_own_iterator(loader) or not _may_be_lazy():
@@ -196,53 +146,13 @@ def _stages_of_webdataset() -> Any:
     return webdataset_stages
 
 
-class MakesLazyImages:
-    """A worker's first call: makes Pillow's images lazy, then runs the user's ``worker_init_fn``."""
+def install_lazy_images() -> None:
+    """Make Pillow's images lazy in this worker process."""
+    if _may_be_lazy():
+        from fastload.engines import lazy_images
 
-    def __init__(self, worker_init_fn: Callable[[int], None] | None) -> None:
-        self.worker_init_fn = worker_init_fn
-
-    def __call__(self, worker_id: int) -> None:  # noqa: D102
-        if _may_be_lazy():
-            from fastload.engines import lazy_images
-
-            if lazy_images.install() and (webdataset := _stages_of_webdataset()) is not None:
-                webdataset.install()
-        if self.worker_init_fn is not None:
-            self.worker_init_fn(worker_id)
-
-
-class KeepsStates:
-    """A worker's first call: keeps its states after each batch, then runs the user's ``worker_init_fn``."""
-
-    def __init__(
-        self, worker_init_fn: Callable[[int], None] | None, *, states: KeptStates | None, generators: bool
-    ) -> None:
-        self.worker_init_fn = worker_init_fn
-        self.states = states
-        self.generators = generators
-
-    def __call__(self, worker_id: int) -> None:  # noqa: D102
-        WorkerProgress(self.states, worker_id, generators=self.generators).install()
-        if self.worker_init_fn is not None:
-            self.worker_init_fn(worker_id)
-
-
-def first_call_of(
-    loader: Any, worker_init_fn: Callable[[int], None] | None, counters: SharedCounters
-) -> Callable[[int], None]:
-    """Return a worker's first call: signals, timed fetches, prompt sending, the user's ``worker_init_fn``."""
-    follows = functools.partial(KeepsStates, states=counters.states, generators=loader.randomness == "worker")
-    if loader.engine == "torch":
-        return TakesSignals(MeasuredWorker(follows(SendsPromptly(worker_init_fn, promptly=False)), counters))
-    makes_lazy_images(loader)  # learns what forked workers then inherit
-    if makes_native_samples(loader):
-        from fastload.engines.native_samples import MakesNativeSamples
-
-        measured = MeasuredWorker(follows(SendsPromptly(worker_init_fn)), counters)
-        collate_fn = None if loader.collate_fn is default_collate else any_collate_fn
-        return TakesSignals(MakesNativeSamples(measured, collate_fn, exact=loader.exact))
-    return TakesSignals(MeasuredWorker(follows(SendsPromptly(MakesLazyImages(worker_init_fn))), counters))
+        if lazy_images.install() and (webdataset := _stages_of_webdataset()) is not None:
+            webdataset.install()
 
 
 def makes_native_samples(loader: Any) -> bool:
@@ -251,21 +161,6 @@ def makes_native_samples(loader: Any) -> bool:
     if not loader.num_workers or isinstance(recipe, tuple):
         return False
     return bool(recipe.in_python) or recipe.first_call is not None
-
-
-def any_collate_fn(samples: Any) -> Any:
-    """Stand for the user's collate function, which may not be picklable."""
-    return samples
-
-
-def stages_of(loader: DataLoader[Any]) -> dict[str, Any]:
-    """Changes to a view that show a profiler the workers' stages; none without a profiler."""
-    if not stages.active():
-        return {}
-    if loader.num_workers:
-        return {"worker_init_fn": NamedStages(loader.worker_init_fn)}
-    stages.instrument_fetch()  # the main process is the worker
-    return {}
 
 
 def start_epoch(view: DataLoader[Any], resumption: Resumption | None = None) -> Iterator[Any]:

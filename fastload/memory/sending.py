@@ -24,17 +24,15 @@ from multiprocessing.reduction import ForkingPickler
 from typing import TYPE_CHECKING, Any, Final, cast
 
 import torch
-import torch.utils.data._utils.fetch as torch_fetch
 from torch._utils import ExceptionWrapper
 from torch.multiprocessing import get_sharing_strategy
 from torch.multiprocessing.reductions import reduce_tensor
 from torch.utils.data import default_collate, get_worker_info
-from torch.utils.data._utils.worker import _worker_loop
 
-from fastload.memory.packing import SMALL_BYTES, collate_into, contiguous_stride, is_packable, stacks_into
+from fastload.memory.packing import SMALL_BYTES, collate_into, contiguous_stride, is_packable
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Sequence
+    from collections.abc import Iterable, Iterator, Sequence
 
 FILES_MAX: Final = 253
 """File descriptors that Linux sends in one message (``SCM_MAX_FD``)."""
@@ -54,17 +52,9 @@ _DEPTH_MAX: Final = 3
 _arriving = threading.local()  # the memory files of the batch that this thread unpickles
 
 
-def send_batches(*, moves: bool) -> None:
-    """Make this worker process send batches and errors that arrive, if its fetchers are torch's.
-
-    Args:
-        moves: Whether tensors are sent in memory files.
-    """
+def send_errors() -> None:
+    """Make this worker process send errors that arrive."""
     ForkingPickler.register(ExceptionWrapper, reduce_error)
-    for name in ("_MapDatasetFetcher", "_IterableDatasetFetcher"):
-        kind: Any = getattr(torch_fetch, name, None)
-        if getattr(kind, "__module__", None) == torch_fetch.__name__:
-            kind.fetch = _sending(kind.fetch, moves)
 
 
 def sends_files() -> bool:
@@ -73,29 +63,8 @@ def sends_files() -> bool:
     return bool(strategy == "file_descriptor") and hasattr(os, "memfd_create")
 
 
-def _sending(fetch: Callable[[Any, Any], Any], moves: bool) -> Any:
-    @functools.wraps(fetch)
-    def fetch_to_send(self: Any, possibly_batched_index: Any, *, __fastload__: Any = None) -> Any:
-        if not _is_of_loop(self):
-            return fetch(self, possibly_batched_index)
-        if moves and sends_files() and stacks_into(self.collate_fn):
-            self.collate_fn = _collate_into_files
-        data = fetch(self, possibly_batched_index)
-        moved = moves and (type(data) is torch.Tensor or isinstance(data, list | tuple | dict))
-        return Sent(data, possibly_batched_index, moves=moved)
-
-    return fetch_to_send
-
-
-def _is_of_loop(fetcher: Any) -> bool:
-    """Whether torch's loop asks; a loader that the dataset has sends nothing."""
-    caller = sys._getframe(2)
-    while caller.f_code is not _worker_loop.__code__ and caller.f_back is not None:
-        caller = caller.f_back
-    return caller.f_locals.get("fetcher") is fetcher
-
-
-def _collate_into_files(samples: list[Any]) -> Any:
+def collate_into_files(samples: list[Any]) -> Any:
+    """Collate as ``default_collate`` does, large tensors into memory files."""
     with contextlib.suppress(Exception):
         return collate_into(FileStacker(), samples)
     return default_collate(samples)  # raises torch's error, with torch's frames

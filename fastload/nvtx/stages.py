@@ -199,12 +199,8 @@ def name_thread(name: str) -> None:
 
 
 def _batch_of_caller() -> int | None:
-    """Number of the batch being fetched; in a worker only torch's own loop knows it."""
-    caller = sys._getframe(2)
-    if caller.f_code.co_name == "_worker_loop":
-        number = caller.f_locals.get("idx")
-    else:
-        number = getattr(caller.f_locals.get("self"), "_num_yielded", None)
+    """Number of the batch being fetched, which torch's iterator knows."""
+    number = getattr(sys._getframe(2).f_locals.get("self"), "_num_yielded", None)
     return number if isinstance(number, int) else None
 
 
@@ -218,11 +214,16 @@ def _with_stage(fetch: Callable[[Any, Any], Any]) -> Callable[[Any, Any], Any]:
     return fetch_in_stage
 
 
+def without_stage(fetch: Any) -> Any:
+    """A fetcher's ``fetch`` without what :func:`instrument_fetch` has added."""
+    return fetch.__wrapped__ if hasattr(fetch, "__fastload_stage__") else fetch
+
+
 def instrument_fetch() -> None:
     """Wrap torch's data fetchers in this process in ``fetch`` ranges with batch numbers.
 
-    Call it where samples are read: in a worker process, or in the main process with ``num_workers=0``. Does nothing if
-    called again, without a tool attached, or if torch has no such fetchers.
+    For the main process with ``num_workers=0``. Does nothing if called again, without a tool attached, or if torch has
+    no such fetchers.
     """
     if _domain is None:
         return

@@ -8,9 +8,7 @@ microseconds, so it is done for batches that take milliseconds and for a few oth
 from __future__ import annotations
 
 import contextlib
-import functools
 import os
-import sys
 import time
 import weakref
 from typing import TYPE_CHECKING, Any, Final
@@ -42,7 +40,7 @@ class WorkerCounters:
     """
 
     __slots__ = (
-        *("_shared", "_worker", "_computed", "is_fetching", "is_inside", "began", "split", "made", "images"),
+        *("_shared", "_worker", "_computed", "is_fetching", "began", "split", "made", "images"),
         *("timed_batches", "timed_images", "timed_fetch_s", "timed_collate_s", "_fetched_s", "_last_s", "_count"),
         *("is_divided", "_busy", "_queued", "_queue", "_waits", "_computes", "_sampler", "__weakref__"),
     )
@@ -52,7 +50,6 @@ class WorkerCounters:
         self._worker = worker
         self._computed = time.process_time if whole_process else time.thread_time
         self.is_fetching = False
-        self.is_inside = False  # between begin() and end() or fail()
         self.began = self.split = self.made = 0.0  # when the last batch was begun, read and complete
         self.images = 1
         self.timed_batches = self.timed_images = 0  # this and the next line: of batches that were only timed
@@ -70,7 +67,6 @@ class WorkerCounters:
 
     def begin(self, *, closely: bool = False) -> None:
         """Record that a fetch begins, which is divided if ``closely``, and otherwise now and then."""
-        self.is_inside = True
         self._count += 1
         self.is_divided = closely or self._last_s > CLOSELY_S or self._count % CLOSELY_EVERY == 2
         self.images = 1
@@ -91,7 +87,7 @@ class WorkerCounters:
         """Record that the batch is complete."""
         if not self.split:  # the collate function was not wrapped
             self.collates()
-        self.is_fetching = self.is_inside = False
+        self.is_fetching = False
         self.made = now = time.monotonic()
         split = self.split
         self._last_s = took = split - self.began
@@ -118,7 +114,7 @@ class WorkerCounters:
 
     def fail(self) -> None:
         """Record that the fetch raised an error or reached the end of a stream."""
-        self.is_fetching = self.is_inside = False
+        self.is_fetching = False
 
     def close(self) -> None:
         """Stop sampling the stack. Idempotent."""
@@ -185,66 +181,12 @@ class _Collate:
         return self.collate_fn(samples)
 
 
-def _listen(fetcher: Any, counters: WorkerCounters) -> None:
+def listen(fetcher: Any, counters: WorkerCounters) -> None:
     """Wrap the fetcher's collate function; without one, all time counts as fetching."""
     collate_fn = getattr(fetcher, "collate_fn", None)
     if collate_fn is not None and type(collate_fn) is not _Collate:
         with contextlib.suppress(AttributeError, TypeError):  # the attribute cannot be set
             fetcher.collate_fn = _Collate(collate_fn, counters, getattr(fetcher, "auto_collation", True))
-
-
-class MeasuredWorker:
-    """A ``worker_init_fn`` that measures the worker's fetches, then calls the user's.
-
-    Picklable if the user's is.
-
-    Args:
-        worker_init_fn: The user's.
-        shared: Receives the figures.
-    """
-
-    def __init__(self, worker_init_fn: Callable[[int], None] | None, shared: SharedCounters) -> None:
-        self.worker_init_fn = worker_init_fn
-        self.shared = shared
-
-    def __call__(self, worker_id: int) -> None:  # noqa: D102
-        measure_class(WorkerCounters(self.shared, worker_id, whole_process=True))
-        if self.worker_init_fn is not None:
-            self.worker_init_fn(worker_id)
-
-
-def measure_class(counters: WorkerCounters) -> None:
-    """Measure every fetch in this worker process. Does nothing if torch lacks these fetchers."""
-    try:
-        from torch.utils.data._utils import fetch as torch_fetch
-    except ImportError:
-        return
-    for name in ("_MapDatasetFetcher", "_IterableDatasetFetcher"):
-        kind = getattr(torch_fetch, name, None)
-        if kind is not None and hasattr(kind, "fetch"):
-            kind.fetch = _measured(kind.fetch, counters)
-
-
-def _measured(fetch: Callable[[Any, Any], Any], counters: WorkerCounters) -> Callable[[Any, Any], Any]:
-    @functools.wraps(fetch)
-    def fetch_measured(self: Any, possibly_batched_index: Any, *, __fastload__: Any = None) -> Any:
-        if counters.is_inside:  # the dataset iterates a loader of its own to make a sample
-            return fetch(self, possibly_batched_index)
-        caller = sys._getframe(1)  # torch's loop: it alone knows the batch's number
-        while caller.f_code.co_name != "_worker_loop" and caller.f_back is not None:
-            caller = caller.f_back
-        batch = caller.f_locals.get("idx")
-        _listen(self, counters)
-        counters.begin()
-        try:
-            data = fetch(self, possibly_batched_index)
-        except BaseException:
-            counters.fail()
-            raise
-        counters.end(batch if isinstance(batch, int) else None)
-        return data
-
-    return fetch_measured
 
 
 class TimedFetch:
@@ -260,7 +202,7 @@ class TimedFetch:
         self._counters = counters
         self._num_yielded = 0  # the batch's number; nvtx.stages reads it under this name
         self._only_timed = 0  # number of batches from now on
-        _listen(fetcher, counters)
+        listen(fetcher, counters)
 
     def __call__(self, possibly_batched_index: Any) -> Any:  # noqa: D102
         fetcher = self._fetcher()

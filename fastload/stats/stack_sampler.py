@@ -87,7 +87,7 @@ def place_of(frame: FrameType) -> str:
         name = walked.f_code.co_filename
         if "/site-packages/" not in name and not name.startswith((_STANDARD, "<frozen")):
             break
-        if walked.f_back is None or walked.f_back.f_code.co_name in ("fetch", "fetch_measured"):
+        if walked.f_back is None or walked.f_back.f_code.co_name == "fetch":
             break
         walked = walked.f_back
     walked = walked or frame

@@ -16,10 +16,9 @@ from torch.utils.data import DataLoader, Dataset
 from torchvision import tv_tensors
 from torchvision.datasets import ImageFolder
 
-from fastload import FastLoader
+from fastload import FastLoader, iterators
 from fastload._batch import as_inference_tensors
 from fastload.device.transfer import Transfer
-from fastload.engines import iterators
 
 MODES = (False, True, True, False)
 folder = photos_fixture(11, mixed=True)

@@ -31,6 +31,8 @@ from fastload.engines.parity_results import FallbackWarning
 from fastload.engines.sample_process import SampleProcess
 from fastload.engines.seeding_process import SeedingProcess
 from fastload.pipeline.reader import Recipe, read_recipe
+from fastload.stats.shared_counters import SharedCounters
+from fastload.workers.worker import setup_of
 
 NATIVE = {"device": "cpu", "engine": "native"}
 SEED = 0
@@ -340,6 +342,14 @@ class Dicts:
 
     def encoded(self, index):
         return self.folder.samples[index]
+
+
+@pytest.mark.parametrize("randomness", ["worker", "sample"])
+def test_workers_make_no_samples_natively_that_have_seeds_of_their_own(root, randomness):
+    given = {"num_workers": 1, "worker_init_fn": seeds, "randomness": randomness}
+    with FastLoader(ImageFolder(root, train_v1()), **given) as loader:
+        setup = setup_of(loader, SharedCounters(1, 2))
+    assert (setup.native is None) == (randomness == "sample")
 
 
 def test_a_first_call_may_change_what_encoded_returns(root):

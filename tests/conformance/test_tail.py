@@ -12,8 +12,7 @@ from torchvision import transforms as v1
 from torchvision.datasets import ImageFolder
 from torchvision.transforms import v2
 
-from fastload import FastLoader
-from fastload.engines import iterators
+from fastload import FastLoader, iterators
 from fastload.engines.workers import makes_native_samples
 from fastload.pipeline.tail import WithoutTail, without_tail
 

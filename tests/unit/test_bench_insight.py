@@ -15,8 +15,7 @@ from torch.utils.data import Dataset
 from benchmarks import insight
 from benchmarks.__main__ import main as run_benchmark
 from benchmarks.insight import Compared, interval_of_median, stages_of_a_batch, stats_of_a_batch, without_stats
-from fastload import FastLoader
-from fastload.engines import iterators
+from fastload import FastLoader, iterators
 
 CPU = torch.device("cpu")
 

@@ -49,6 +49,17 @@ class Replaced:
         return torch.stack([self.dataset[index] for index in indices])
 
 
+def test_a_replaced_fetcher_that_takes_no_attributes_still_works(monkeypatch):
+    kind = type(
+        "Fixed",
+        (),
+        {**{name: vars(Replaced)[name] for name in ("__init__", "fetch")}, "__slots__": ("dataset", "auto_collation")},
+    )
+    monkeypatch.setattr(torch_fetch, "_MapDatasetFetcher", kind)
+    with FastLoader(Numbers(), batch_size=2, num_workers=1, device="cpu") as loader:
+        assert torch.cat(list(loader)).tolist() == list(range(8))
+
+
 @pytest.mark.parametrize("num_workers", [0, 1])
 def test_a_replaced_fetcher_works_and_all_of_it_counts_as_fetching(monkeypatch, num_workers):
     monkeypatch.setattr(torch_fetch, "_MapDatasetFetcher", Replaced)

@@ -206,7 +206,7 @@ def test_no_string_names_a_module():
 @pytest.mark.parametrize(
     "source",
     [
-        'module = sys.modules.get("fastload.engines.iterators")',
+        'module = sys.modules.get("fastload.iterators")',
         'function.__globals__["__name__"] == "fastload.nvtx.wrapping"',
         'find("fastload.plan:Plan")',
         'f"fastload.bench.{name}"',

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any
 from fastload._batch import HostBatch
 from fastload.device.transfer import Transfer
 from fastload.engines.copy_scheduler import CopyScheduler
-from fastload.engines.iterators import DeviceIterator
 from fastload.engines.loader_state import state_of
+from fastload.iterators import DeviceIterator
 from fastload.memory.limits import pins
 from fastload.nvtx.stages import stage
 from fastload.options import has_streams, resolve_device

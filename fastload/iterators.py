@@ -15,9 +15,10 @@ from fastload.device.transfer import AT_ONCE_MAX_BYTES, DeviceBatch, Transfer
 from fastload.engines.copy_scheduler import CopyScheduler
 from fastload.engines.loader_state import ITERATOR_CLOSED, epochs_of, state_of
 from fastload.engines.sample_seeding import seeded
-from fastload.engines.workers import Collate, first_call_of, next_of, stages_of, start_epoch
+from fastload.engines.workers import Collate, next_of, start_epoch
 from fastload.memory.limits import pins
 from fastload.memory.slots import SlotWriter
+from fastload.nvtx import stages
 from fastload.nvtx.stages import stage
 from fastload.options import can_pin, has_streams
 from fastload.pipeline.eligibility import read_loader, read_tail
@@ -25,6 +26,7 @@ from fastload.stats.meter import Meter, counters_for, measure, measure_here
 from fastload.torch_workers.processes import after_error, shut_down
 from fastload.torch_workers.signals import Finalizer, deferred_signals
 from fastload.torch_workers.view import refresh, view_of
+from fastload.workers.worker import setup_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
@@ -367,12 +369,13 @@ class TorchDeviceIterator(DeviceIterator):
 
     def _changes(self, loader: LoaderConfig[Any]) -> dict[str, Any]:
         """The view's differences from the loader, such as delivery by torch's pin-memory thread."""
-        changes = {"collate_fn": self._collate, **stages_of(loader)}
+        if not loader.num_workers:
+            stages.instrument_fetch()  # the main process is the worker
+        changes: dict[str, Any] = {"collate_fn": self._collate}
         if self._dataset is not None:
             changes["dataset"] = self._dataset
         if self._counters is not None and loader.num_workers:
-            first_call = changes.get("worker_init_fn", loader.worker_init_fn)
-            changes["worker_init_fn"] = first_call_of(loader, first_call, self._counters)
+            changes["worker_init_fn"] = setup_of(loader, self._counters)
         if self._pins:
             changes |= {"pin_memory": True}
             if not loader.pin_memory:

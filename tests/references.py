@@ -40,12 +40,18 @@ OURS = tuple(f"{TESTS.parent / name}{os.sep}" for name in ("fastload", "benchmar
 class _Test:
     """The test that is running."""
 
-    name: str
-    file: Path
-    folder: str  # of all tests' temporary files, whose name is another in each run
+    item: pytest.Item
+    temporary: str  # folder of all tests' files, whose name is another in each run
     keeps: bool
     calls: Counter[tuple[Any, ...]] = field(default_factory=Counter)
     given: set[Path] = field(default_factory=set)
+
+    def folders(self) -> dict[str, str]:
+        """Return the test's own folders below that of all, by the fixtures' names, the longest paths first."""
+        fixtures = getattr(self.item, "funcargs", {}).items()
+        paths = {name: str(value) for name, value in fixtures if isinstance(value, str | Path)}
+        below = {name: path for name, path in paths.items() if path.startswith(self.temporary + os.sep)}
+        return dict(sorted(below.items(), key=lambda pair: len(pair[1]), reverse=True))
 
 
 _FORKS = popen_fork.Popen._launch.__code__  # calls what we have registered with os.register_at_fork()
@@ -60,7 +66,7 @@ def begin(item: pytest.Item) -> None:
     _fresh = item.config.getoption("all")
     factory = item.config._tmp_path_factory  # type: ignore[attr-defined]
     drawn = hasattr(getattr(item, "obj", None), "hypothesis")  # its examples are others in each run
-    _test = _Test(item.nodeid, item.path, str(factory.getbasetemp()), not drawn)
+    _test = _Test(item, str(factory.getbasetemp()), not drawn)
 
 
 def forget() -> bool:
@@ -81,23 +87,24 @@ def kept(make: Callable[[], T], *, name: str | None = None) -> T:
     test = _test
     if test is None or not test.keeps:
         return make()
-    place = (name or test.name, *_lines(sys._getframe(1)))
+    place = (name or test.item.nodeid, *_lines(sys._getframe(1)))
     test.calls[place] += 1
-    path = KEPT / test.file.stem / hashlib.sha256(repr((place, test.calls[place])).encode()).hexdigest()[:24]
-    key = _key(test.file)
+    path = KEPT / test.item.path.stem / hashlib.sha256(repr((place, test.calls[place])).encode()).hexdigest()[:24]
+    key, folders = _key(test.item.path), test.folders()
     if path in _made or not _fresh:
         if path in _made and _made[path] is not None:
             return copy.deepcopy(_made[path])
-        with contextlib.suppress(OSError):
+        with contextlib.suppress(OSError, LookupError):
             kept_key, data = path.read_bytes().split(b"\n", 1)
             if kept_key.decode() == key:
+                value = _unpickled(zlib.decompress(data), folders)
                 test.given.add(path)
-                return _unpickled(zlib.decompress(data), test.folder)
+                return value
     value, by_us = _watched(make)
     try:
-        data = _pickled(value, test.folder)
-        value = _unpickled(data, test.folder)  # what later runs get
-    except Exception:  # a class that a function has made, a tensor without memory
+        data = _pickled(value, folders, test.temporary)
+        value = _unpickled(data, folders)  # what later runs get
+    except Exception:  # a class that a function has made, a tensor without memory, a file in no fixture's folder
         if name is not None:
             _made[path] = copy.deepcopy(value)
         return value
@@ -169,17 +176,29 @@ def _surroundings() -> str:
     return repr((sys.version, platform.platform(), TESTS, torch.__file__, sorted(packages), processor, torchs))
 
 
-# Tensors are pickled without torch's own, slow way; paths below the folder of all temporary files, relative to it.
+# Tensors are pickled without torch's own, slow way; paths of temporary files relative to the folders of fixtures, whose
+# names have other numbers when other tests run.
 
 
 class _Pickler(pickle.Pickler):
-    def __init__(self, file: io.BytesIO, folder: str) -> None:
+    def __init__(self, file: io.BytesIO, folders: dict[str, str], temporary: str) -> None:
         super().__init__(file, protocol=5)
-        self.folder = folder
+        self.folders, self.temporary = folders, temporary
+        self.pattern = re.compile("|".join(rf"({re.escape(path)})\b" for path in folders.values()) or "(?!)")
 
     def persistent_id(self, value: Any) -> Any:
-        if type(value) is str and self.folder in value:
-            return value.split(self.folder)
+        if type(value) is bytes and self.temporary.encode() in value:
+            raise pickle.PicklingError("names a temporary file")
+        if type(value) is str and self.temporary in value:
+            names = list(self.folders)
+            parts, end = [], 0
+            for found in self.pattern.finditer(value):
+                parts += [value[end : found.start()], names[found.lastindex - 1]]  # type: ignore[operator]
+                end = found.end()
+            parts.append(value[end:])
+            if any(self.temporary in text for text in parts[::2]):
+                raise pickle.PicklingError("names a temporary file of no fixture")
+            return parts
         if type(value) is torch.Tensor and value.layout == torch.strided and not value.requires_grad:
             if value._is_zerotensor():
                 raise pickle.PicklingError("has no memory")
@@ -192,22 +211,22 @@ class _Pickler(pickle.Pickler):
 
 
 class _Unpickler(pickle.Unpickler):
-    def __init__(self, file: io.BytesIO, folder: str) -> None:
+    def __init__(self, file: io.BytesIO, folders: dict[str, str]) -> None:
         super().__init__(file)
-        self.folder = folder
+        self.folders = folders
 
     def persistent_load(self, pid: Any) -> Any:
         if isinstance(pid, list):
-            return self.folder.join(pid)
+            return "".join(self.folders[part] if number % 2 else part for number, part in enumerate(pid))
         data, dtype, shape, stride = pid
         return torch.frombuffer(bytearray(data), dtype=dtype).as_strided(shape, stride)
 
 
-def _pickled(value: Any, folder: str) -> bytes:
+def _pickled(value: Any, folders: dict[str, str], temporary: str) -> bytes:
     file = io.BytesIO()
-    _Pickler(file, folder).dump(value)
+    _Pickler(file, folders, temporary).dump(value)
     return file.getvalue()
 
 
-def _unpickled(data: bytes, folder: str) -> Any:
-    return _Unpickler(io.BytesIO(data), folder).load()
+def _unpickled(data: bytes, folders: dict[str, str]) -> Any:
+    return _Unpickler(io.BytesIO(data), folders).load()

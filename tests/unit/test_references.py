@@ -61,6 +61,19 @@ def test_tensors_that_a_device_may_not_know_come_back_as_they_were(begin):
         assert_same(*seen)
 
 
+def test_paths_are_those_of_the_test_that_asks(begin, request, tmp_path, tmp_path_factory, monkeypatch):
+    other, seen = tmp_path_factory.mktemp("other"), []
+    paths = [f"in {tmp_path}/a", f"{tmp_path}: {tmp_path}"], [f"{tmp_path}0"], [str(other)], [bytes(other)]
+    for folder in (tmp_path, other):
+        monkeypatch.setitem(request.node.funcargs, "tmp_path", folder)
+        begin()
+        seen.append([kept(lambda path=path, folder=folder: [*path, folder == other]) for path in paths])
+    first, second = seen
+    assert first == [[*path, False] for path in paths]
+    assert second[0] == [f"in {other}/a", f"{other}: {other}", False]
+    assert second[1:] == [[*path, True] for path in paths[1:]]  # a folder of nobody's, or another's: not kept
+
+
 def test_what_is_given_is_changed_by_no_user_of_it(begin):
     for value in range(3):
         begin()

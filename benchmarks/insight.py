@@ -30,13 +30,13 @@ from fastload._arguments import UsageError
 from fastload.autoscale.policy import cores_for_loading
 from fastload.bench._data import EndlessDraws, image_pool, open_images
 from fastload.device import transfer as transfer_module
-from fastload.engines import position
 from fastload.engines.copy_scheduler import CopyScheduler
 from fastload.measurement.console import console
 from fastload.measurement.record import Spread, environment, extent, interleave, save
 from fastload.measurement.throughput import NATIVE_AHEAD, Rate, endless, in_flight, loop_rate
 from fastload.nvtx import stages
 from fastload.nvtx.modules import hook_while_profiling
+from fastload.state import place
 from fastload.stats import fetch_timer, meter
 from fastload.workers import worker
 
@@ -193,7 +193,7 @@ def without_stats() -> Iterator[None]:
         put(iterators, "measure_here", lambda iterator, measured: None)
         put(worker, "WorkerCounters", lambda *arguments, **more: _NoCounters)
         put(worker, "listen", lambda *arguments: None)
-        put(position.Position, "follow", lambda self, *rest: None)  # which reads the meter
+        put(place.Position, "follow", lambda self, *rest: None)  # which reads the meter
         put(transfer_module, "DeviceClock", lambda module: None)
         yield
 

@@ -8,8 +8,9 @@ import collections.abc
 import dataclasses
 import enum
 import math
+import pickle
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 import torch
@@ -27,14 +28,14 @@ class ComparedValues:
         opaque: Objects not compared: their ``==`` compares identity, or does not return yes or no.
         bound: How far values of images (4-D tensors) may differ.
         largest: The largest difference of such values.
-        layout: Whether the memory layout of tensors is compared, too.
+        layout: Whether the memory layout of tensors is compared, too: with theirs, or with a contiguous one.
     """
 
     values: int = 0
     opaque: list[str] = dataclasses.field(default_factory=list)
     bound: float = 0.0
     largest: float = 0.0
-    layout: bool = False
+    layout: Literal["theirs", "contiguous"] | None = None
 
 
 def same_bits(a: torch.Tensor, b: torch.Tensor) -> bool:
@@ -53,13 +54,17 @@ def same_layout(a: torch.Tensor, b: torch.Tensor) -> bool:
     return all(size == 1 or one == other for size, one, other in pairs)
 
 
-def same(theirs: Any, ours: Any) -> bool:
-    """Whether two batches are equal in type, dtype, memory layout and every bit.
+def same(theirs: Any, ours: Any, *, any_layout: bool = False) -> bool:
+    """Whether two batches or samples are equal in type, dtype, memory layout and every bit.
 
-    They are not if that cannot be told.
+    What ``==`` does not tell, pickling does.
+
+    Args:
+        theirs: Torch's.
+        ours: FastLoader's.
+        any_layout: Compare the layout of ours with that of contiguous tensors.
     """
-    compared = ComparedValues(layout=True)
-    return difference(theirs, ours, compared=compared) is None and not compared.opaque
+    return difference(theirs, ours, compared=ComparedValues(layout="contiguous" if any_layout else "theirs")) is None
 
 
 def difference(theirs: Any, ours: Any, place: str = "batch", *, compared: ComparedValues | None = None) -> str | None:
@@ -87,6 +92,8 @@ def difference(theirs: Any, ours: Any, place: str = "batch", *, compared: Compar
         compared.values += 1
         return _tensor_difference(theirs, ours.to(theirs.device), place, compared)
     same = _same(theirs, ours)
+    if same is None and compared.layout is not None:
+        same = _same_pickled(theirs, ours)
     if same is None:
         compared.opaque.append(f"{place}, {type(theirs).__name__}")
         return None
@@ -100,7 +107,7 @@ def _entries(theirs: Any, ours: Any, place: str) -> Iterable[tuple[Any, Any, str
     Returns the difference if the containers' keys or sizes differ, and ``None`` if they are not containers.
     """
     if isinstance(theirs, collections.abc.Mapping):
-        if theirs.keys() != ours.keys():
+        if list(theirs) != list(ours):
             return f"{place}: keys {list(theirs)} and {list(ours)}"
         return [(theirs[key], ours[key], f"{place}[{key!r}]") for key in theirs]
     if isinstance(theirs, np.ndarray):
@@ -146,10 +153,17 @@ def _same(theirs: Any, ours: Any) -> bool | None:
         return None
 
 
+def _same_pickled(theirs: Any, ours: Any) -> bool:
+    try:
+        return pickle.dumps(theirs) == pickle.dumps(ours)
+    except Exception:  # noqa: BLE001 - any error of the user's type
+        return False
+
+
 def _tensor_difference(theirs: torch.Tensor, ours: torch.Tensor, place: str, compared: ComparedValues) -> str | None:
     if (theirs.dtype, theirs.shape) != (ours.dtype, ours.shape):
         return f"{place}: {theirs.dtype} {tuple(theirs.shape)} and {ours.dtype} {tuple(ours.shape)}"
-    if compared.layout and not same_layout(theirs, ours):
+    if compared.layout and not same_layout(theirs.contiguous() if compared.layout == "contiguous" else theirs, ours):
         return f"{place}: strides {theirs.stride()} and {ours.stride()}"
     if same_bits(theirs, ours):
         return None

@@ -14,7 +14,6 @@ from fastload.device.normalize import layout_of, pixel_images, table_images
 from fastload.device.transfer import AT_ONCE_MAX_BYTES, DeviceBatch, Transfer
 from fastload.engines.copy_scheduler import CopyScheduler
 from fastload.engines.loader_state import ITERATOR_CLOSED, epochs_of, state_of
-from fastload.engines.sample_seeding import seeded
 from fastload.engines.workers import Collate, next_of, start_epoch
 from fastload.memory.limits import pins
 from fastload.memory.slots import SlotWriter
@@ -22,6 +21,7 @@ from fastload.nvtx import stages
 from fastload.nvtx.stages import stage
 from fastload.options import can_pin, has_streams
 from fastload.pipeline.eligibility import read_loader, read_tail
+from fastload.randomness.by_sample import seeded
 from fastload.stats.meter import Meter, counters_for, measure, measure_here
 from fastload.torch_workers.processes import after_error, shut_down
 from fastload.torch_workers.signals import Finalizer, deferred_signals
@@ -359,7 +359,7 @@ class TorchDeviceIterator(DeviceIterator):
         self._view = view_of(loader, **self._changes(loader))
         scheduler.serve(self)
         pids = [] if slots is None else slots.open_for(self)
-        self._host = start_epoch(self._view, state.resumption)
+        self._host = start_epoch(self._view, state.place.resumption)
         pids += [worker.pid for worker in getattr(self._host, "_workers", ())]
         self._counts_up = loader.in_order and loader.num_workers > 0  # torch's count is then the batch's number
         if self._native is not None:

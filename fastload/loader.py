@@ -16,9 +16,7 @@ from torch.utils.data import DataLoader
 from fastload._display import card, table
 from fastload.autoscale.policy import AutoWorkers, auto_workers
 from fastload.device.replay import Replay
-from fastload.engines import state as position
 from fastload.engines.loader_state import LoaderState, state_of
-from fastload.engines.sample_seeding import check_seedable
 from fastload.engines.workers import start_iterator
 from fastload.iterators import (
     DeviceIterator,
@@ -46,6 +44,8 @@ from fastload.options import (
 )
 from fastload.pipeline.eligibility import read_loader
 from fastload.plan import Plan, make_plan
+from fastload.randomness.by_sample import check_seedable
+from fastload.state import save
 from fastload.stats.diagnosis import Report
 from fastload.stats.diagnosis import report as report_of
 from fastload.stats.meter import Meter, counters_for, measure, next_epoch
@@ -96,7 +96,7 @@ class FastLoader(LoaderConfig[T_co]):
         max_pinned_bytes: Maximum bytes of the pinned slots; ``None`` is a quarter of the memory that this process may
             use. 0 disables pinned memory.
         randomness: ``"worker"``: random draws as in torch, from each worker's stream. ``"sample"``: from a stream that
-            depends only on the seed, the epoch and the sample's index (:mod:`fastload.engines.sample_seeding`).
+            depends only on the seed, the epoch and the sample's index (:mod:`fastload.randomness.by_sample`).
         max_index_bytes: Maximum bytes of host memory for where decoding can begin within JPEG files. Decode threads
             note it when they first decode a file, and later decode only what a crop needs. It takes about 1% of the
             files' bytes. Files are known by a checksum of all their bytes: one that has changed is decoded anew. 0:
@@ -276,7 +276,7 @@ class FastLoader(LoaderConfig[T_co]):
         A loader whose place cannot be told (``in_order=False``, an iterator of its own) warns, and returns a state that
         :meth:`load_state_dict` refuses with the reason.
         """
-        return position.state_dict(self)
+        return save.state_dict(self, state_of(self).place)
 
     def load_state_dict(self, state_dict: dict[str, Any] | Sequence[dict[str, Any]]) -> None:
         """Make the next ``iter()`` go on where the state was saved.
@@ -293,7 +293,7 @@ class FastLoader(LoaderConfig[T_co]):
             ValueError: The state does not fit this loader, dataset or rank, or is damaged. Nothing has changed then.
             TypeError: The loader makes its own iterators.
         """
-        position.load_state_dict(self, state_dict)
+        save.load_state_dict(self, state_of(self).place, state_dict)
 
     def replay(self, n: int, steps: int | None = None) -> Replay[T_co]:
         """Repeat the first ``n`` batches from the device, as a perfect loader would.
@@ -339,7 +339,7 @@ class FastLoader(LoaderConfig[T_co]):
 
     def __iter__(self) -> Iterator[T_co]:  # type: ignore[override]
         state_of(self).check_open()
-        iterator: Iterator[T_co] = position.begin(self, self._begin)
+        iterator: Iterator[T_co] = save.begin(self, state_of(self).place, self._begin)
         self._log_engine()
         return iterator
 
@@ -403,7 +403,7 @@ class FastLoader(LoaderConfig[T_co]):
             vars(view)["worker_init_fn"] = setup = setup_of(self, counters)
         make = functools.partial(DataLoader.__iter__, view)
         start = functools.partial(start_workers, make) if self.num_workers else make
-        iterator: Any = start_iterator(view, state_of(self).resumption, start)
+        iterator: Any = start_iterator(view, state_of(self).place.resumption, start)
         if self.num_workers and iterator._worker_init_fn is setup:
             iterator._worker_init_fn = self.worker_init_fn
         if native is not None:

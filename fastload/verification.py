@@ -16,12 +16,12 @@ from torch.utils import data
 from fastload._compare import ComparedValues, difference
 from fastload._display import card, paragraphs
 from fastload.autoscale.policy import AutoWorkers
-from fastload.engines.sample_seeding import SeededByIndex, seeded, show_own_dataset
 from fastload.engines.workers import makes_lazy_images, start_epoch
 from fastload.loader import FastLoader
 from fastload.options import LEVELS_OFF, has_own_iterator, length_of, resolve_device
 from fastload.pipeline.datasets import sample_name
 from fastload.pipeline.eligibility import read_loader
+from fastload.randomness.by_sample import SeededByIndex, seeded, show_own_dataset
 from fastload.stats.progress import terminal_bar
 from fastload.torch_workers.twin import independent_twin
 from fastload.torch_workers.view import refresh, view_of

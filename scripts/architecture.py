@@ -30,7 +30,8 @@ LAYERS = [
     ["iterators"],
     ["workers"],
     ["engines", "prefetch", "sources"],
-    ["autoscale", "device", "profiling", "vision"],
+    ["state"],
+    ["autoscale", "device", "profiling", "randomness", "vision"],
     ["memory", "pipeline", "stats"],
     [
         "nvtx",

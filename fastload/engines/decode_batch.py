@@ -1,9 +1,8 @@
-"""The state of a batch in the decode pipeline, and the pipeline's errors."""
+"""A batch of the decode pipeline, and the workers' generators after it."""
 
 from __future__ import annotations
 
 import contextlib
-import itertools
 import os
 import threading
 from dataclasses import dataclass, field
@@ -12,21 +11,19 @@ from typing import TYPE_CHECKING, Any, Final
 import numpy as np
 import torch
 from torch._utils import ExceptionWrapper
-from torchvision.transforms import functional
 
 from fastload import _core
-from fastload.engines.packed_states import digest_of
-from fastload.pipeline.arrays import Pixels
-from fastload.pipeline.datasets import OddPath
-from fastload.pipeline.samples import one_of
-from fastload.stats.stats import Totals
+from fastload.engines.dialogue import failed_of, unchanging
+from fastload.randomness.packed import digest_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
     from concurrent.futures import Future
-    from queue import SimpleQueue
+
+    import torch
 
     from fastload.engines.host_images import HostImages
+    from fastload.pipeline.arrays import Pixels
     from fastload.pipeline.erasing import Patch
     from fastload.pipeline.reader import Recipe
     from fastload.pipeline.samples import Collated
@@ -162,39 +159,12 @@ class Batch:
             raise RuntimeError(f"DataLoader worker exited unexpectedly: sample {index!r} raised {error!r}") from error
 
 
-def first_untaken(batches: tuple[Batch, ...], empty: int) -> int:
-    """Return the number of the first batch not taken; ``empty`` without batches."""
-    number = empty
-    for batch in batches:
-        if not batch.taken:
-            return batch.number
-        number = batch.number + 1
-    return number
-
-
 def as_output(pixels: torch.Tensor) -> np.ndarray[Any, Any]:
     """View a batch's pixels as the core takes them, with large pages if useful."""
     out: np.ndarray[Any, Any] = pixels.numpy()
     if out.nbytes >= _LARGE_PAGE:
         _core.advise_large_pages(out)
     return out
-
-
-def woken_by(wakeups: SimpleQueue[object]) -> object:
-    """Wait until something is in a queue.
-
-    Empties it up to the first entry that is not ``None``, which it returns.
-    """
-    reason = wakeups.get()
-    while reason is None and not wakeups.empty():  # one look at the batches will do for all
-        reason = wakeups.get_nowait()
-    return reason
-
-
-def failed_of(job: _core.Job) -> list[int]:
-    """List the samples that a finished job has not made."""
-    statuses = job.statuses()
-    return [sample for sample, status in enumerate(statuses) if status] if any(statuses) else []
 
 
 class StreamStates:
@@ -244,39 +214,12 @@ class StreamStates:
         self._kept.clear()
 
 
-class PythonError(Exception):
-    """A sample raised in Python.
-
-    Carries the error that torch's worker would have sent, and the state of its generator at that time.
-    """
-
-    def __init__(self, sample: int, wrapper: ExceptionWrapper, state: bytes | None) -> None:
-        super().__init__(sample)
-        self.sample = sample
-        self.wrapper = wrapper
-        self.state = state
-
-
-class TookTooLongError(Exception):
-    """A batch was not ready in time."""
-
-
-class ClosedError(Exception):
-    """The loader was closed while the batch was made."""
-
-
 def wrapped(worker: int, where: str | None) -> ExceptionWrapper:
     """Wrap the current exception as torch's worker does, and name the sample in its message."""
     result: ExceptionWrapper = ExceptionWrapper(where=f"in DataLoader worker process {worker}")  # type: ignore[no-untyped-call]
     if where is not None:
         result.exc_msg = f"{result.exc_msg}\n{where}"
     return result
-
-
-def check_size(pixels: Any, size: tuple[int, ...]) -> None:
-    """Raise the error that default_collate raises if images differ in size."""
-    if pixels.shape[:2] != size:
-        torch.stack([torch.empty(3, *size), torch.empty(3, *pixels.shape[:2])])
 
 
 def checked(source: Any) -> Any:
@@ -299,136 +242,3 @@ def _is_name(path: Any) -> bool:
         return b"\0" not in os.fsencode(path)
     except UnicodeEncodeError:
         return False
-
-
-def unchanging(source: Any) -> Any:
-    """Copy an encoded image that may be overwritten before threads read it."""
-    if type(source) is tuple:
-        return tuple(map(unchanging, source))
-    if isinstance(source, str | os.PathLike | np.ndarray | OddPath):  # an array is a copy
-        return source
-    data = memoryview(source)
-    if data.ndim != 1:  # the core would take it for pixels
-        return bytes(data)
-    return data if data.readonly and data.c_contiguous else bytes(data)
-
-
-def working_directory() -> str | None:
-    """The process's working directory, or ``None`` if it has been removed."""
-    try:
-        return os.getcwd()
-    except OSError:
-        return None
-
-
-def submitted(sources: Any, views: int, directory: str | None) -> dict[str, Any]:
-    """Return the arguments of ``_core.Pool.submit`` that give a batch's images.
-
-    Args:
-        sources: See :class:`Batch`.
-        views: How many of each image.
-        directory: What relative paths start from; ``None``: the working directory.
-    """
-    if isinstance(sources, Pixels):
-        return {"inputs": sources.images, "indices": sources.indices}
-    if views == 1 and _are_absolute(sources):
-        return {"inputs": sources}
-    return {"inputs": [as_seen_from(directory, one_of(source, view)) for source in sources for view in range(views)]}
-
-
-def _are_absolute(sources: list[Any]) -> bool:
-    """Whether all are absolute paths, the usual case, which is decided quickly."""
-    try:
-        return all(map(str.startswith, sources, itertools.repeat("/")))
-    except TypeError:  # some are no strings
-        return False
-
-
-def as_seen_from(directory: str | None, source: Any) -> Any:
-    """Resolve ``source`` against ``directory`` if it is a relative path.
-
-    An odd one becomes no image, and so is left to Python.
-    """
-    if isinstance(source, OddPath):
-        return b""
-    if directory is None or not isinstance(source, str | os.PathLike):
-        return source
-    path = os.fspath(source)
-    return source if os.path.isabs(path) else os.path.join(directory, os.fsdecode(path))
-
-
-def drawn(plan: _core.DrawPlan, job: _core.Job, sample: int, before: bytes, views: int = 1) -> bytes | None:
-    """The core's generator state after drawing for a sample; ``None`` if it cannot."""
-    _, _, width, height, *_ = job.outcome(sample)
-    known: list[tuple[str, list[float], list[float]]] = []
-    while True:
-        generator = _core.Generator(0)
-        generator.set_state(before)
-        status, _, question = plan.draw(generator, width, height, known, sample % views)
-        if status in ("ok", "crop_too_large"):
-            return generator.get_state() if status == "ok" else None
-        known.append((status, question, answer_to(status, question)))
-
-
-def answer_to(kind: str, question: list[float]) -> list[float]:
-    """What torch and torchvision compute, for :class:`_core.DrawPlan`.
-
-    Args:
-        kind: ``"exp"``, in float32, or ``"perspective"``, torchvision's coefficients.
-        question: One number; or an image's width and height, and the x and y of where its four corners go.
-
-    Returns:
-        One number, or eight; none if it raises an error.
-    """
-    if kind == "exp":
-        return torch.exp(torch.tensor(question, dtype=torch.float32)).tolist()
-    width, height, *ends = map(int, question)
-    starts = [[0, 0], [width - 1, 0], [width - 1, height - 1], [0, height - 1]]
-    try:
-        coefficients: list[float] = functional._get_perspective_coeffs(
-            starts, [ends[i : i + 2] for i in range(0, 8, 2)]
-        )
-    except RuntimeError:  # torch.linalg's
-        return []
-    return coefficients
-
-
-def stage_totals(
-    work: tuple[float, float, float, float],
-    batches: int,
-    collate_s: float,
-    epilogue_s: float | None,
-    python: tuple[int, int, float],
-    images: tuple[int, int],
-) -> Totals:
-    """Time spent by stage.
-
-    Args:
-        work: See ``_core.Pool.work_times``.
-        batches: Number of decoded batches.
-        collate_s: Seconds of collating targets.
-        epilogue_s: Seconds of making images of pixels; ``None`` if that is no stage of its own here.
-        python: Number of samples made in Python, of batches with any, and the seconds that these took.
-        images: Number of all samples, and of those that a GPU has decoded.
-    """
-    seconds, busy, read, read_busy = work
-    spent = {"fetch": read, "decode": seconds - read, "collate": collate_s}
-    if epilogue_s is not None:
-        spent["epilogue"] = epilogue_s
-    counts = dict.fromkeys(spent, float(batches))
-    in_python, of_batches, seconds_in_python = python
-    if in_python:
-        spent["python"], counts["python"] = seconds_in_python, float(of_batches)
-    return Totals(
-        {
-            **{f"stage:{name}:count": count for name, count in counts.items()},
-            **{f"stage:{name}:s": took for name, took in spent.items()},
-            "python_images": float(in_python),
-            "gpu_images": float(images[1]),
-            "thread_images": float(max(0, images[0] - images[1] - in_python)),
-            "made:sampled_s": seconds,
-            "made:busy_s": busy,
-            "made:queued_s": max(0.0, seconds - busy - (read - read_busy)),
-            "made:decode_s": busy,
-        }
-    )

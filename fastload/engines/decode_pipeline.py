@@ -21,39 +21,26 @@ import queue
 import threading
 import time
 from collections import deque
-from typing import TYPE_CHECKING, Any, TypeAlias
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
 
 import torch
 
 from fastload import _core
-from fastload.engines.decode_batch import (
-    Batch,
-    ClosedError,
-    PythonError,
-    StreamStates,
-    TookTooLongError,
-    answer_to,
-    failed_of,
-    first_untaken,
-    stage_totals,
-    submitted,
-    woken_by,
-    working_directory,
-    wrapped,
-)
+from fastload.engines.decode_batch import Batch, StreamStates, wrapped
+from fastload.engines.dialogue import TookTooLongError, failed_of, submitted, working_directory
 from fastload.engines.loader_state import ITERATOR_CLOSED
-from fastload.engines.python_samples import PythonSamples
-from fastload.engines.random_states import streams_of_workers
+from fastload.engines.odd_samples import OddSamples, PythonError
+from fastload.engines.stage_counts import StageCounts
 from fastload.nvtx.stages import stage
-from fastload.pipeline.index_seeds import number_of
-from fastload.pipeline.samples import collated
+from fastload.pipeline.samples import collated, one_of
+from fastload.randomness.by_sample import number_of
+from fastload.randomness.generators import streams_of_workers
 from fastload.torch_workers.processes import JOIN_S
 from fastload.torch_workers.signals import deferred_signals
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
-
-    import numpy as np
 
     from fastload.device.decode_choice import DecodeChoice
     from fastload.engines.host_images import HostImages
@@ -63,10 +50,12 @@ if TYPE_CHECKING:
     from fastload.pipeline.samples import Collated
     from fastload.stats.stats import Totals
 
-_Made: TypeAlias = "tuple[np.ndarray[Any, Any], list[Patch]]"  # a sample's pixels, and what erases them
-
 DECODING = 3  # batches submitted and not yet made: one being finished, one being decoded, one queued
 LOOK_S = 5.0  # a signal just before a wait does not end it: its handler runs after at most this time
+
+
+class ClosedError(Exception):
+    """The loader was closed while the batch was made."""
 
 
 class DecodePipeline:
@@ -111,7 +100,6 @@ class DecodePipeline:
         self._recipe = recipe
         self._views = recipe.pipeline.views
         self._process = process
-        self._python = PythonSamples(recipe, process, by_index=by_index)
         self._directory = working_directory()
         self._base_seed = base_seed
         self._by_index = by_index
@@ -127,8 +115,8 @@ class DecodePipeline:
         self._pid, self._asks_many = os.getpid(), recipe.asks_many
         self.images, self.awaited = 0, (0.0, 0.0)  # this and the next line: of the batch claimed last
         self.decoded_at = self.made_at = 0.0
-        self._decoded = self._images = self._on_gpu = 0  # batches, their images, and those of the GPU
-        self._collate_s = self._finish_s = self._blocked_s = 0.0  # the last one since a batch was passed on
+        self._counts = StageCounts(has_epilogue=host_images is not None)
+        self._blocked_s = 0.0  # since a batch was passed on
         self._thread: threading.Thread | None = None
         self.pool = _core.Pool(threads)
         thread = threading.Thread(target=self._run, name="fastload-pipeline", daemon=True)
@@ -163,7 +151,7 @@ class DecodePipeline:
 
     def handed_over(self) -> int:
         """Number of the first batch of the epoch that is not taken."""
-        return first_untaken(tuple(self._batches), self._number)
+        return _first_untaken(tuple(self._batches), self._number)
 
     def end(self) -> None:
         """Announce that no more batches follow; the sample process ends after the last."""
@@ -215,10 +203,7 @@ class DecodePipeline:
 
     def totals(self) -> Totals:
         """Time spent so far: reading files, decoding, on a core, and collating batches."""
-        epilogue_s = None if self._host_images is None else self._finish_s
-        python = self._python.images, self._python.batches, self._python.seconds
-        images = self._images, self._on_gpu
-        return stage_totals(self.pool.work_times(), self._decoded, self._collate_s, epilogue_s, python, images)
+        return replace(self._counts, work=self.pool.work_times()).totals()
 
     def drain(self, timeout_s: float, begin: int) -> None:
         """Finish and drop all batches, as persistent workers do between epochs. Blocks.
@@ -275,7 +260,7 @@ class DecodePipeline:
             pass
         finally:
             self._process.close()
-            self._recipe = self._python.recipe = self._recipe.without_dataset()
+            self._recipe = self._recipe.without_dataset()
 
     def _advance(self) -> None:
         """Start and finish batches while there is room for them."""
@@ -350,8 +335,9 @@ class DecodePipeline:
                     self._issue(batch)
             return batch.error if batch.issued is None or batch.dropped else self._confirmed(batch, *batch.issued)
         except PythonError as error:
-            self._rewind_rng(batch, (failed := self._python.failed(batch, error, self._wake)).state)
-            return failed.wrapper
+            wrapper, state = self._failed(batch, error)
+            self._rewind_rng(batch, state)
+            return wrapper
 
     def _issue(self, batch: Batch) -> None:
         """Collate a complete batch and pass it on. Does not wait for a GPU."""
@@ -363,11 +349,11 @@ class DecodePipeline:
             batch.error = wrapped(batch.worker, None)
             return
         batch.decoded_at = time.monotonic()
-        self._collate_s += batch.decoded_at - begun
+        self._counts.collate_s += batch.decoded_at - begun
         try:
             batch.issued = self._finish(batch.made_of, batch.patches, rest, batch.number), rest
         finally:
-            self._finish_s += time.monotonic() - batch.decoded_at
+            self._counts.finish_s += time.monotonic() - batch.decoded_at
 
     def _confirmed(self, batch: Batch, data: Any, rest: Collated) -> Any:
         """Return an issued batch once its pixels are right. Blocks while the GPU decodes."""
@@ -377,13 +363,13 @@ class DecodePipeline:
             if batch.wanted and self._choice is not None and self._choice.has_room():
                 self._issue_next(batch)
             while failed := batch.staged.failed():
-                self._make_in_python(batch, failed, {})
+                self._make_odd(batch, self._odd_samples(batch), failed)
                 data = self._finish(batch.made_of, batch.patches, rest, batch.number)
-        self._decoded += 1
-        self._images += len(batch.sources)
+        self._counts.batches += 1
+        self._counts.images += len(batch.sources)
         if self._choice is not None:
             room_s = max(0.0, getattr(data, "room_at", 0.0) - batch.decoded_at)  # it waited for room on the device
-            self._on_gpu += self._choice.note(batch, self._blocked_s + room_s, self.pool.threads)
+            self._counts.gpu_images += self._choice.note(batch, self._blocked_s + room_s, self.pool.threads)
             self._blocked_s = 0.0
         return data
 
@@ -401,39 +387,55 @@ class DecodePipeline:
             following.issued = None
 
     def _complete(self, batch: Batch) -> None:
-        """Wait for the pixels, and make unsupported samples in Python."""
-        job = batch.job
-        made: dict[int, _Made] = {}
+        """Wait for the pixels, and make odd samples in Python."""
         begun = time.monotonic()
-        while job.wait() == "requested":
-            kind, sample, question = job.request()
-            if kind in ("exp", "perspective"):
-                job.provide(kind, question, answer_to(kind, question))
-            elif kind == "sample":
-                before = job.generator_before(sample)
-                try:
-                    made[sample], after = self._in_python(batch, sample, before)
-                except PythonError:
-                    self._python.raise_earlier(batch, sample, made, self._in_python)
-                    raise
-                job.skip(after)
+        odd = self._odd_samples(batch)
+        odd.answer()
         if self._closed:  # samples not decoded by then are cancelled
             raise ClosedError
-        batch.patches = self._recipe.pipeline.patches(job)
-        self._make_in_python(batch, failed_of(job), made)
+        batch.patches = self._recipe.pipeline.patches(batch.job)
+        self._make_odd(batch, odd, failed_of(batch.job))
         batch.awaited = begun, time.monotonic()
 
-    def _make_in_python(self, batch: Batch, samples: list[int], made: dict[int, _Made]) -> None:
-        """Make ``samples`` in Python, except those that are ``made``."""
-        if (after := self._python.make(batch, samples, made, self._in_python)) is not None:
-            self._rewind_rng(batch, after)
-        self._python.put(batch, made)
+    def _odd_samples(self, batch: Batch) -> OddSamples:
+        def make(sample: int, before: bytes | None) -> tuple[Any, bytes]:
+            return self._in_python(batch, sample, before)
 
-    def _in_python(self, batch: Batch, sample: int, before: bytes | None) -> tuple[_Made, bytes]:
+        seeds = batch.seeds if self._by_index else None
+        return OddSamples(self._recipe, batch.job, make, self._counts, seeds=seeds)
+
+    def _make_odd(self, batch: Batch, odd: OddSamples, samples: list[int]) -> None:
+        """Make ``samples`` in Python, and put all that are made there into their batch."""
+        odd.make(samples)
+        if odd.rewound is not None:
+            self._rewind_rng(batch, odd.rewound)
+        odd.put(batch.pixels, batch.patches, batch.host, batch.staged)
+
+    def _in_python(self, batch: Batch, sample: int, before: bytes | None) -> tuple[Any, bytes]:
+        """Make a sample, or the error that torch's worker would send.
+
+        Also returns the generators' state after it.
+        """
+        index, view = divmod(sample, self._views)
+        source = one_of(batch.sources[index], view)
+        where = self._recipe.described(batch.indices[index], source)
         try:
-            return self._python.sample(batch, sample, before, self._wake)
+            self._process.wait_started(self._wake)
+            return self._process.sample(source, before, worker=batch.worker, where=where, view=view)
         except RuntimeError as error:
             raise (ClosedError if self._closed else error) from None
+
+    def _failed(self, batch: Batch, error: PythonError) -> tuple[Any, bytes | None]:
+        """Return what a worker would send of a batch, and its generators' state then.
+
+        A dataset that fetches batches fetches this one, for its own error.
+        """
+        if self._by_index or not self._recipe.fetches_batches:
+            return error.error, error.state
+        before = batch.job.generator_before(0) if self._recipe.pipeline.draws else None
+        self._process.wait_started(self._wake)
+        wrapper, after = self._process.fetched(list(batch.draw[0]), before, worker=batch.worker)
+        return wrapper or error.error, None if before is None else after
 
     def _rewind_rng(self, batch: Batch, state: bytes | None) -> None:
         """Set the worker's generator after ``batch`` to ``state``, and redraw its later batches."""
@@ -447,3 +449,24 @@ class DecodePipeline:
         self._streams[batch.worker] = _core.RandomStream(state)
         for stale in later:
             self._start(stale)
+
+
+def _first_untaken(batches: tuple[Batch, ...], empty: int) -> int:
+    """Return the number of the first batch not taken; ``empty`` without batches."""
+    number = empty
+    for batch in batches:
+        if not batch.taken:
+            return batch.number
+        number = batch.number + 1
+    return number
+
+
+def woken_by(wakeups: queue.SimpleQueue[object]) -> object:
+    """Wait until something is in a queue.
+
+    Empties it up to the first entry that is not ``None``, which it returns.
+    """
+    reason = wakeups.get()
+    while reason is None and not wakeups.empty():  # one look at the batches will do for all
+        reason = wakeups.get_nowait()
+    return reason

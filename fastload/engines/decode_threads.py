@@ -25,8 +25,8 @@ from torch.utils.data.dataloader import _BaseDataLoaderIter
 from fastload._batch import as_inference_tensors
 from fastload.autoscale.policy import AutoWorkers
 from fastload.autoscale.threads import ThreadSizer
-from fastload.engines.decode_batch import Batch, TookTooLongError
 from fastload.engines.decode_pipeline import DecodePipeline
+from fastload.engines.dialogue import TookTooLongError
 from fastload.engines.loader_state import ITERATOR_CLOSED, epochs_of, state_of
 from fastload.nvtx.stages import stage
 from fastload.torch_workers.signals import Finalizer, deferred_signals
@@ -37,6 +37,7 @@ if TYPE_CHECKING:
     from torch.utils.data import DataLoader
 
     from fastload.device.decode_choice import DecodeChoice
+    from fastload.engines.decode_batch import Batch
     from fastload.engines.host_images import HostImages
     from fastload.engines.sample_process import SampleProcess
     from fastload.options import LoaderConfig
@@ -81,7 +82,7 @@ class NativeIterator(_BaseDataLoaderIter):
         device_totals: Callable[[], Totals] | None = None,
     ) -> None:
         super().__init__(loader)  # draws the base seed
-        self._resumption = resumption = state_of(loader).resumption
+        self._resumption = resumption = state_of(loader).place.resumption
         if resumption is not None and resumption.base_seed is not None:
             self._base_seed = resumption.base_seed
         workers = loader.num_workers

@@ -16,7 +16,6 @@ from __future__ import annotations
 
 import contextlib
 import time
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -25,30 +24,27 @@ from torch.utils.data import Subset
 from fastload import _core
 from fastload._batch import HostBatch
 from fastload.device.normalize import layout_of, table_images
-from fastload.engines.decode_batch import answer_to, check_size, drawn, stage_totals, submitted, unchanging
+from fastload.engines.dialogue import failed_of, submitted, unchanging
 from fastload.engines.host_images import host_images_of
 from fastload.engines.loader_state import ITERATOR_CLOSED, state_of
+from fastload.engines.odd_samples import MisreadError, OddSamples, PythonError, sized
 from fastload.engines.parity_results import key_of, warn_fallback
-from fastload.engines.random_states import set_state, state_now, state_of_seed
 from fastload.engines.sample_lists import COMPARED, DifferenceError, FailedSample, Made, SampleList, images_alone
 from fastload.engines.sample_process import batch_of_one, located
-from fastload.engines.sample_seeding import SeededByIndex
+from fastload.engines.stage_counts import StageCounts
 from fastload.memory.buffers import pinned
 from fastload.memory.limits import pins
 from fastload.pipeline.eligibility import read_loader
 from fastload.pipeline.index_file import IndexFileError
-from fastload.pipeline.index_seeds import random_states_kept
 from fastload.pipeline.reader import OpenedImage
 from fastload.pipeline.samples import collated
+from fastload.randomness.by_sample import SeededByIndex, random_states_kept
+from fastload.randomness.generators import set_state, state_now
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    import numpy as np
-    from numpy.typing import NDArray
-
     from fastload.options import LoaderConfig
-    from fastload.pipeline.erasing import Patch
     from fastload.pipeline.reader import Recipe
     from fastload.stats.stats import Totals
 
@@ -89,7 +85,7 @@ class InProcessFetcher:
         self._number = 0
         self.images = 0  # this and the next line: of the last batch
         self.decoded_at = self.made_at = 0.0
-        self._counts = _Counts()
+        self._counts = StageCounts()
         self.to_compare = 0  # samples
         self.gave_up = False
         self.known = None
@@ -131,7 +127,7 @@ class InProcessFetcher:
         except IndexFileError:  # the user's argument is wrong
             raise
         except Exception as error:  # noqa: BLE001 - torch's fetcher raises it again if it is the user's
-            if not isinstance(error, UnsupportedError) and error.args != (ITERATOR_CLOSED,):
+            if not isinstance(error, UnsupportedError | MisreadError) and error.args != (ITERATOR_CLOSED,):
                 failure = f"{type(error).__name__}: {error}"
             if state is not None and self.known is not None and self.known[1].pipeline.draws:
                 set_state(state)
@@ -234,20 +230,14 @@ class InProcessFetcher:
         else:  # the user's code changes it whenever samples are located
             raise UnsupportedError
         recipe = self.known[1]
-        made, after = self._complete(recipe, job, indices, sources, seeds)
+        odd, after = self._complete(recipe, job, indices, sources, seeds)
         if type(after) is FailedSample and recipe.target_transform is None:
             return after
         patches = recipe.pipeline.patches(job)
-        by_view = recipe.pipeline.by_view(pixels)
-        for sample, (array, erased) in made.items():
-            index, view = divmod(sample, views)
-            by_view[view][index] = torch.from_numpy(array)
-            patches[sample] = erased
-            if host is not None:
-                host.put(index, view, by_view[view][index : index + 1])
+        odd.put(pixels, patches, host)
         batch = Made(recipe, job, indices, resolved, sources, targets, pixels, patches, after)
         if self.to_compare:
-            self.to_compare -= batch.compare(made, self.to_compare)
+            self.to_compare -= batch.compare(odd.made, self.to_compare)
         self.images, self.decoded_at = len(sources), time.monotonic()
         data: Any
         if self.makes_samples(recipe):
@@ -259,8 +249,6 @@ class InProcessFetcher:
         counts = self._counts
         counts.batches += 1
         counts.images += len(sources)
-        counts.in_python_batches += bool(made)
-        counts.in_python_images += len(made)
         counts.collate_s += collated_at - self.decoded_at
         counts.finish_s += time.monotonic() - collated_at
         spent = zip(counts.work, pool.work_times(), before, strict=True)
@@ -271,25 +259,21 @@ class InProcessFetcher:
 
     def _complete(
         self, recipe: Recipe, job: _core.Job, indices: Any, sources: list[Any], seeds: list[int] | None
-    ) -> tuple[dict[int, tuple[NDArray[np.uint8], list[Patch]]], bytes | FailedSample | None]:
+    ) -> tuple[OddSamples, bytes | FailedSample | None]:
         """Wait for the pixels, and make the samples that the core does not support.
 
         Returns:
-            Those samples' pixels and what erases them; and the default generator's state after the batch, or ``None``
-            if the batch does not draw from it, or the first sample that has failed, behind which none is made.
+            Those samples; and the default generator's state after the batch, or ``None`` if the batch does not draw
+            from it, or the first sample that has failed, behind which none is made.
         """
-        made: dict[int, tuple[NDArray[np.uint8], list[Patch]]] = {}
-        states: dict[int, bytes] = {}  # after them
         draws, views, others = recipe.pipeline.draws, recipe.pipeline.views, recipe.pipeline.draws_others
         images = OpenedImage()
-        failed: FailedSample | None = None
 
-        def make(sample: int) -> FailedSample | None:
-            begun = time.monotonic()
+        def make(sample: int, before: bytes | None) -> tuple[Any, bytes]:
+            index, view = divmod(sample, views)
             with random_states_kept() if seeds is not None and draws else contextlib.nullcontext():
-                if draws:
-                    set_state(before_of(sample))
-                index, view = divmod(sample, views)
+                if before is not None:
+                    set_state(before)
                 try:
                     pixels = recipe.pixels(sources[index], view, images)
                 except Exception as error:  # the user's, raised in its turn
@@ -297,72 +281,30 @@ class InProcessFetcher:
                         raise
                     if not getattr(error, "__notes__", None):
                         error.add_note(recipe.described(indices[index], sources[index]))
-                    return FailedSample(index, error, state_now(others=others) if draws and seeds is None else None)
-                check_size(pixels, recipe.pipeline.sizes[view])
-                made[sample] = pixels, recipe.pipeline.erased(pixels)
-                states[sample] = state_now(others=others)
-            self._counts.in_python_s += time.monotonic() - begun
-            return None
+                    return error, state_now(others=others)
+                return sized(recipe, pixels, view), state_now(others=others)
 
-        def before_of(sample: int) -> bytes:
-            if seeds is not None:
-                return state_of_seed(seeds[sample], others=others)
-            return job.generator_before(sample) or b""
-
-        while failed is None and job.wait() == "requested":
-            kind, sample, question = job.request()
-            if kind in ("exp", "perspective"):
-                job.provide(kind, question, answer_to(kind, question))
-            elif kind == "sample":
-                failed = make(sample)
-                if failed is None:
-                    job.skip(states[sample])
-        if not job.cancel(0.0 if failed is None else -1.0):  # another thread has closed the pool, and one may yet write
-            raise UnsupportedError
-        most = len(sources) * views if failed is None else failed.sample * views
-        for sample, status in enumerate(job.statuses()[:most]):
-            if status and sample not in made:
-                if (earlier := make(sample)) is not None:
-                    failed = earlier
-                    break
-                if not draws or seeds is not None:
-                    continue
-                if states[sample] != drawn(recipe.plan, job, sample, before_of(sample), views):
-                    raise UnsupportedError  # Pillow read the file otherwise, so later draws are invalid
-        if failed is not None:
-            if failed.after is not None:
-                set_state(failed.after)
-            return made, failed
+        odd = OddSamples(recipe, job, make, self._counts, seeds=seeds, rewinds=False)
+        try:
+            odd.answer()
+            if not job.cancel(0.0):  # another thread has closed the pool, and one may yet write
+                raise UnsupportedError
+            odd.make(failed_of(job))
+        except PythonError as failed:
+            if failed.state is not None:
+                set_state(failed.state)
+            return odd, FailedSample(failed.sample // views, failed.error, failed.state)
         if not draws or seeds is not None:
-            return made, None
-        last = len(sources) * views - 1
-        after = states.get(last) or drawn(recipe.plan, job, last, before_of(last), views)
+            return odd, None
+        after = job.generator_before(len(job))
         if after is None:
             raise UnsupportedError
-        return made, after
+        return odd, after
 
     @property
     def totals(self) -> Callable[[], Totals]:
         """Returns the time spent so far, by stage; does not refer to the loader."""
         return self._counts.totals
-
-
-@dataclass(slots=True)
-class _Counts:
-    """What batches took."""
-
-    work: tuple[float, float, float, float] = (0.0, 0.0, 0.0, 0.0)  # see _core.Pool.work_times
-    batches: int = 0
-    images: int = 0
-    in_python_batches: int = 0
-    in_python_images: int = 0
-    collate_s: float = 0.0
-    finish_s: float = 0.0
-    in_python_s: float = 0.0
-
-    def totals(self) -> Totals:
-        python = self.in_python_images, self.in_python_batches, self.in_python_s
-        return stage_totals(self.work, self.batches, self.collate_s, self.finish_s, python, (self.images, 0))
 
 
 class _SamplesHere:

@@ -17,13 +17,13 @@ from PIL import Image, ImageEnhance, ImageOps
 from torchvision.transforms import _functional_pil
 
 from fastload.engines import lazy_blur
-from fastload.pipeline.ops_common import solarize_threshold
+from fastload.pipeline.nodes import solarize_threshold
 from fastload.stats.stack_sampler import register_codec
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from fastload.pipeline.ops_common import Node
+    from fastload.pipeline.nodes import Node
 
     Change: TypeAlias = Callable[[Any, str, dict[str, Any]], Image.Image | None]
     Copy: TypeAlias = Callable[[Any, str], Image.Image | None]

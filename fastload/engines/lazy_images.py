@@ -24,8 +24,8 @@ from PIL.JpegImagePlugin import JpegImageFile
 from fastload import _core
 from fastload.engines import lazy_functions
 from fastload.engines.pending_pixels import ByPillow, File, Pending
-from fastload.pipeline.calibration import FILTERS, calibrate
-from fastload.pipeline.ops_common import SAMPLINGS
+from fastload.pipeline.calibration import calibrate
+from fastload.pipeline.nodes import FILTERS, SAMPLINGS
 from fastload.pipeline.step_calibration import REFERENCES, differing_step
 from fastload.stats.stack_sampler import register_codec
 
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from types import CodeType
 
-    from fastload.pipeline.ops_common import Node
+    from fastload.pipeline.nodes import Node
 
 register_codec(__file__)
 

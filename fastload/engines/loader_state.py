@@ -12,14 +12,14 @@ from typing import TYPE_CHECKING, Any, Final
 
 from fastload.autoscale.policy import NATIVE_STREAMS, AutoWorkers, choose_processes, cores_for_loading
 from fastload.device.transfer import Transfer, new_stream
-from fastload.engines.packed_states import Texts
 from fastload.engines.parity_results import ParityResults
-from fastload.engines.sample_seeding import Epochs
 from fastload.memory.limits import no_slots_because, pinned_limit, slots_wanted
 from fastload.memory.slots import SlotCounts, SlotPool
+from fastload.randomness.by_sample import Epochs
+from fastload.state.place import LoaderPlace
 from fastload.stats.meter import Meter, Meters
 from fastload.stats.stats import Stats, Totals, make_stats
-from fastload.torch_workers.processes import shut_down
+from fastload.torch_workers.processes import end_former, end_iterator
 from fastload.torch_workers.signals import Finalizer
 
 if TYPE_CHECKING:
@@ -32,7 +32,6 @@ if TYPE_CHECKING:
     from fastload.device.decode_choice import DecodeChoice
     from fastload.device.decode_policy import DecodePolicy
     from fastload.engines.copy_scheduler import CopyScheduler
-    from fastload.engines.resumption import Resumption
     from fastload.engines.seeding_process import SeedingProcess
     from fastload.memory.buffers import BufferPool
     from fastload.options import LoaderConfig
@@ -44,27 +43,19 @@ ITERATOR_CLOSED: Final = "the FastLoader of this iterator was closed"
 class LoaderState:
     """Holds a loader's state. Iterators refer to it too.
 
-    A copy, pickled or not, has the loaded state that no iteration has begun with, and is otherwise new.
+    A copy, pickled or not, is new but for its place.
 
     Args:
-        loaded: See :meth:`FastLoader.load_state_dict`.
+        place: Where its newest iteration is.
     """
 
-    def __init__(self, loaded: dict[str, Any] | None = None) -> None:
+    def __init__(self, place: LoaderPlace | None = None) -> None:
+        self.place = place or LoaderPlace()
         self.live: weakref.WeakSet[Any] = weakref.WeakSet()
         self.begun = 0  # iterations begun, including failed ones
         self.slots: SlotPool | None = None
         self.checks = ParityResults()
         self.engine_logged = False
-        self.epochs = Epochs()
-        self.position: Any = None  # of the newest iteration
-        self.loaded = copy.deepcopy(loaded)  # a state that the next iteration begins with
-        self.keeps_generators = False  # at that; the framework that loaded it has set the global ones
-        self.resumption: Resumption | None = None  # while an iterator is made that begins with it
-        self.lost: str | None = None  # why the position is unknown
-        self.warned = False  # that the loader has no state
-        self.texts = Texts()  # of the last call of state_dict()
-        self.names: dict[str, Any] = {}  # of files, of that call
         self.spares: list[Any] = []  # arrays of the last epoch's samples
         self._seeding: SeedingProcess | None = None
         self._streams: dict[torch.device, Any] = {}
@@ -84,15 +75,11 @@ class LoaderState:
         self._sized: tuple[int, Stats] | None = None  # last chosen number of workers, and the statistics then
 
     def __reduce__(self) -> Any:
-        return LoaderState, (self.loaded,), {"keeps_generators": self.keeps_generators}
+        return LoaderState, (copy.copy(self.place),)
 
     def of_copies(self) -> dict[str, LoaderState]:
         """Return the attributes of a loader's copies that come from here."""
-        if self.loaded is None:
-            return {}
-        copied = LoaderState(self.loaded)
-        copied.keeps_generators = self.keeps_generators
-        return {"_state": copied}
+        return {} if self.place.loaded is None else {"_state": LoaderState(copy.copy(self.place))}
 
     def copy_stream(self, device: torch.device) -> Any:
         """Return the device's copy stream. Kept across epochs: torch caches device memory by stream."""
@@ -243,18 +230,10 @@ class LoaderState:
         before, self._sized = self._sized, (int(loader.num_workers), now)
         if before is None or before[0] == loader.num_workers:
             return
-        self.drop_former(loader)  # persistent workers, now too many or too few
+        end_former(loader)  # persistent workers, now too many or too few
         if self.slots is not None and not self._transfers:
             self.slots.close()
             self.slots = None
-
-    @staticmethod
-    def drop_former(loader: LoaderConfig[Any]) -> None:
-        """End the workers or threads that persist, if there are any."""
-        former: Any = loader._iterator
-        loader._iterator = None
-        if former is not None:
-            _close(former)
 
     def add(
         self,
@@ -337,7 +316,7 @@ class LoaderState:
         """End iterators, streams and slots. Idempotent."""
         self._closed = True
         for iterator in list(self.live):
-            _close(iterator)
+            end_iterator(iterator)
         self._streams.clear()
         self._decoders.clear()
         self._buffers = None
@@ -368,12 +347,4 @@ def state_of(loader: Any) -> LoaderState:
 
 def epochs_of(loader: Any) -> Epochs | None:
     """A loader's seed and epoch; ``None`` unless ``randomness="sample"``."""
-    return state_of(loader).epochs if getattr(loader, "randomness", "worker") == "sample" else None
-
-
-def _close(iterator: Any) -> None:
-    close = getattr(iterator, "close", None)
-    if close is not None:
-        close()
-    else:
-        shut_down(iterator)
+    return state_of(loader).place.epochs_of(loader)

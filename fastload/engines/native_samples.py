@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, Any
 from fastload import _core
 from fastload.engines import lazy_images
 from fastload.engines.in_process import InProcessFetcher
-from fastload.engines.parity_results import made_by
 from fastload.engines.sample_lists import COMPARED, images_alone
 from fastload.pipeline.reader import Refusal, read_recipe
 
@@ -72,7 +71,7 @@ class WorkerFetcher(InProcessFetcher):
         if isinstance(recipe, Refusal):  # the user's functions have changed something
             self.give_up()
             return None
-        key = made_by(recipe)
+        key = recipe.key
         if self.known is not None and self.known[0] == key:
             return key, recipe, self.known[2]
         self.to_compare = COMPARED

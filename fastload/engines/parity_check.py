@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-import time
 from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
 
 from fastload import _core
 from fastload._compare import same, same_layout
-from fastload.engines.decode_batch import TookTooLongError, answer_to
-from fastload.engines.random_states import state_of_seed
+from fastload.engines.dialogue import TookTooLongError, converse
 from fastload.options import LEVELS_OFF
 from fastload.pipeline.samples import Around, collated, one_of
+from fastload.randomness.generators import state_of_seed
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -123,20 +122,13 @@ def _compare(
         job = pool.submit(inputs, room, plan=recipe.plan, stream=stream, **options)
     except (TypeError, ValueError, OSError, BufferError):  # such as a path with a NUL; raised in the batch's turn
         return False, None
-    until = None if timeout_s is None else time.monotonic() + timeout_s
+    asked: list[int] = []
     try:
-        while (answer := job.wait(-1.0 if until is None else max(0.0, until - time.monotonic()))) == "requested":
-            kind, sample, question = job.request()
-            if kind == "sample" and sample < views:
-                return False, None
-            if kind == "sample":
-                break
-            job.provide(kind, question, answer_to(kind, question))
-        if answer == "timeout":
-            raise TookTooLongError
+        if not converse(job, asked.append, timeout_s) and asked[0] < views:
+            return False, None
         drawn = job.generator_before(views)
     finally:
-        job.cancel(-1.0 if until is None else 0.0)
+        job.cancel(-1.0 if timeout_s is None else 0.0)
     statuses = [job.outcome(view)[0] for view in range(views)]
     if any(status not in ("ok", "cancelled") for status in statuses):
         return False, None
@@ -154,14 +146,14 @@ def _compare(
         return True, f"sample {index} is no tuple (transform(image), target), which encoded() describes; return that"
     if drawn != after:
         return True, f"sample {index} draws other random numbers natively"
-    if same(native, expected):
+    if same(expected, native):
         return True, None
     if recipe.pipeline.approximate is None:
         return True, f"sample {index} is not the same to the bit natively"
     rest = collated([target])
     found = [_at(place, expected) for place in ([(0,)] if rest.places is None else rest.places)]
     at = found[0] if len(found) == 1 else found
-    if same(rest.around(at), expected) and _are_close(pixels, patches, images_of, at, views):
+    if same(expected, rest.around(at)) and _are_close(pixels, patches, images_of, at, views):
         return True, None
     return True, f"sample {index} is more than {LEVELS_OFF} of 256 levels off natively"
 

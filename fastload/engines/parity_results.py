@@ -85,16 +85,4 @@ class ParityResults:
 
 def key_of(loader: LoaderConfig[Any], recipe: Recipe) -> tuple[Any, ...]:
     """Everything that a recipe's batches depend on, and its check's outcome, except the files."""
-    return id(loader.dataset), *made_by(recipe), loader.engine == "native"
-
-
-def made_by(recipe: Recipe) -> tuple[Any, ...]:
-    """Everything that a recipe's images depend on, except the files."""
-    pipeline = recipe.pipeline
-    values = pipeline.table
-    table = None if values is None else (values.dtype, values.view(torch.uint8).numpy().tobytes())
-    color = None if pipeline.erasing is None else pipeline.erasing.color
-    fill = None if color is None else (color.dtype, color.tolist())  # a tensor's repr() rounds
-    steps = pipeline.nodes, pipeline.sizes, pipeline.channels, pipeline.erasing is None, fill
-    made = repr((steps, pipeline.image, pipeline.layout, torch.get_default_dtype()))
-    return made, table, repr(sorted(recipe.options.items()))
+    return id(loader.dataset), *recipe.key, loader.engine == "native"

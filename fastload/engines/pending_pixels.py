@@ -11,7 +11,7 @@ from PIL import Image
 from PIL.JpegImagePlugin import JpegImageFile
 
 from fastload import _core
-from fastload.pipeline.calibration import FILTERS
+from fastload.pipeline.nodes import FILTERS
 from fastload.pipeline.step_calibration import REFERENCES
 from fastload.stats.stack_sampler import register_codec
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from fastload.pipeline.ops_common import Node
+    from fastload.pipeline.nodes import Node
 
 register_codec(__file__)
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import pickle
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final
 
@@ -13,11 +12,10 @@ from torch.utils.data import Subset
 
 from fastload._compare import same
 from fastload.device.normalize import host_images
-from fastload.engines.decode_batch import drawn
-from fastload.engines.random_states import set_state, state_now
 from fastload.pipeline.arrays import Pixels
 from fastload.pipeline.samples import filled
 from fastload.pipeline.stamp import RecipeStamp
+from fastload.randomness.generators import set_state, state_now
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -127,10 +125,10 @@ class Made:
                 ours, theirs = filled(self.rests[sample], ours), recipe.dataset[self.indices[sample]]
             else:  # which may do anything, and so runs once
                 theirs = recipe.image(self.sources[sample])
-            after = drawn(recipe.plan, self.job, sample, before) if pipeline.draws else before
+            after = self.job.generator_before(sample + 1) if pipeline.draws else before
             if state_now(others=pipeline.draws_others) != after:
                 raise DifferenceError("a sample draws other random numbers natively")
-            if pipeline.approximate is None and not _are_alike(ours, theirs, any_layout=pipeline.layout is None):
+            if pipeline.approximate is None and not same(theirs, ours, any_layout=pipeline.layout is None):
                 raise DifferenceError("a sample is not the same to the bit natively")
         return len(chosen)
 
@@ -224,17 +222,3 @@ def _is_same_source(source: Any, other: Any) -> bool:
 def images_alone(recipe: Recipe) -> Callable[..., Any]:
     """Return a function that makes images as they are in samples."""
     return host_images(recipe, recipe.pipeline.layout or torch.contiguous_format)
-
-
-def _are_alike(ours: Any, theirs: Any, *, any_layout: bool) -> bool:
-    """Whether two samples are the same; ``any_layout`` compares tensors without their strides."""
-    if type(ours) is not type(theirs):
-        return False
-    if isinstance(ours, torch.Tensor):
-        return same(ours, theirs.contiguous() if any_layout else theirs)
-    if isinstance(ours, dict):
-        return list(ours) == list(theirs) and all(_are_alike(ours[k], theirs[k], any_layout=any_layout) for k in ours)
-    if isinstance(ours, tuple | list):
-        pairs = zip(ours, theirs, strict=True)
-        return len(ours) == len(theirs) and all(_are_alike(a, b, any_layout=any_layout) for a, b in pairs)
-    return pickle.dumps(ours) == pickle.dumps(theirs)

@@ -25,12 +25,14 @@ import torch
 from PIL import Image, ImageFile
 from torch.utils.data import _utils, default_collate
 
-from fastload.engines.decode_batch import TookTooLongError, check_size, working_directory, wrapped
-from fastload.engines.random_states import set_state, state_now
+from fastload.engines.decode_batch import wrapped
+from fastload.engines.dialogue import TookTooLongError, working_directory
+from fastload.engines.odd_samples import sized
 from fastload.engines.worker_states import first_states
 from fastload.nvtx import stages
 from fastload.pipeline.datasets import OddPath, sendable
 from fastload.pipeline.reader import OpenedImage, pixel_limit
+from fastload.randomness.generators import set_state, state_now
 from fastload.torch_workers.orphans import LOOK_S, exit_with_parent
 from fastload.torch_workers.processes import JOIN_S, forking_workers, release_free_memory
 from fastload.torch_workers.signals import deferred_signals, finalizer, usual_signals
@@ -173,9 +175,7 @@ class SampleProcess:
         limit = self._ask(("max_pixels",)) if self._settings is None else self._settings.max_pixels
         return pixel_limit(limit, self._recipe.pipeline.largest_crop)
 
-    def sample(
-        self, source: Any, state: bytes | None, *, size: tuple[int, ...], worker: int, where: str, view: int = 0
-    ) -> tuple[Any, bytes]:
+    def sample(self, source: Any, state: bytes | None, *, worker: int, where: str, view: int = 0) -> tuple[Any, bytes]:
         """Make one view of a sample from a state of the generators. Blocks.
 
         Returns:
@@ -185,7 +185,7 @@ class SampleProcess:
         Raises:
             RuntimeError: The process has ended.
         """
-        return self._ask(("sample", sendable(source), state, size, worker, where, view))  # type: ignore[no-any-return]
+        return self._ask(("sample", sendable(source), state, worker, where, view))  # type: ignore[no-any-return]
 
     def fetched(self, indices: list[Any], state: bytes | None, *, worker: int) -> tuple[ExceptionWrapper | None, bytes]:
         """Fetch a batch from the dataset; return its error, if any, and the generators' state.
@@ -359,17 +359,13 @@ def _pickled(answer: Any) -> bytes:
 _images: Final = OpenedImage()
 
 
-def _sample(
-    recipe: Recipe, source: Any, state: bytes | None, size: tuple[int, ...], worker: int, where: str, view: int
-) -> Any:
+def _sample(recipe: Recipe, source: Any, state: bytes | None, worker: int, where: str, view: int) -> Any:
     if state is not None:
         set_state(state)
     try:
         if isinstance(source, OddPath):  # it comes without its path, which may be anything
             source, _ = recipe.locate_resolved(source.index)
-        pixels = recipe.pixels(source, view, _images)
-        check_size(pixels, size)
-        result: Any = pixels, recipe.pipeline.erased(pixels)
+        result: Any = sized(recipe, recipe.pixels(source, view, _images), view)
     except Exception:  # noqa: BLE001 - the worker would send any error of Pillow or the transforms
         result = wrapped(worker, where)
     return result, state_now(others=recipe.pipeline.draws_others)

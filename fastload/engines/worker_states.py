@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch.utils.data import _utils
 
-from fastload.engines.random_states import state_now
+from fastload.randomness.generators import state_now
 
 if TYPE_CHECKING:
     from fastload.pipeline.reader import Recipe

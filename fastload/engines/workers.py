@@ -20,19 +20,19 @@ from torch.utils.data import DataLoader, get_worker_info
 
 from fastload._batch import HostBatch, count_pinned
 from fastload.engines.copy_scheduler import NONE_FREE
-from fastload.engines.sample_seeding import SeededByIndex
 from fastload.memory.packing import CannotPackError, EscapedError, Packer, collate_into, packed_bytes, stacks_into
 from fastload.nvtx.stages import stage
 from fastload.options import has_own_iterator
 from fastload.pipeline.eligibility import read_loader
 from fastload.pipeline.monkeypatch_check import imported
+from fastload.randomness.by_sample import SeededByIndex
 from fastload.torch_workers.processes import restart_workers, start_frozen
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from fastload.engines.resumption import Resumption
     from fastload.memory.slots import SlotWriter
+    from fastload.state.resume import Resumption
 
 
 TOO_SMALL = "larger than a slot"
@@ -181,7 +181,7 @@ def start_iterator(view: Any, resumption: Resumption | None, make: Callable[[], 
     """Return ``make()``, which iterates ``view``, from where the resumption says, if there is one."""
     if resumption is None:
         return make()
-    from fastload.engines.resumed_iterator import start_resumed
+    from fastload.state.resume import start_resumed
 
     return start_resumed(view, resumption, make)
 

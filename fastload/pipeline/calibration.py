@@ -22,20 +22,12 @@ from PIL.JpegImagePlugin import JpegImageFile
 from PIL.PngImagePlugin import PngImageFile
 from PIL.WebPImagePlugin import WebPImageFile
 
+from fastload.pipeline.nodes import FILTERS
+
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from numpy.typing import NDArray
-
-FILTERS = {
-    "nearest": Image.Resampling.NEAREST,
-    "box": Image.Resampling.BOX,
-    "bilinear": Image.Resampling.BILINEAR,
-    "hamming": Image.Resampling.HAMMING,
-    "bicubic": Image.Resampling.BICUBIC,
-    "lanczos": Image.Resampling.LANCZOS,
-}
-"""The core's interpolation names and Pillow's constants."""
 
 SUBSAMPLINGS = ("gray", "4:4:4", "4:2:2", "4:2:0", "4:4:0", "4:1:1", "4:1:0")
 """Chroma subsamplings that have a probe."""

@@ -16,14 +16,14 @@ from PIL import Image
 
 from fastload.pipeline import ops_timm
 from fastload.pipeline.errors import Refused, name_of
-from fastload.pipeline.ops_common import is_v2
+from fastload.pipeline.nodes import is_v2
 from fastload.pipeline.random_stream import calibrate_stream
 from fastload.pipeline.timm_functions import MODULES, check_same_erasing
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
 
-    from fastload.pipeline.ops_common import Node
+    from fastload.pipeline.nodes import Node
 
 Box: TypeAlias = "tuple[int, int, int, int]"
 """Top, left, height and width, pixels."""

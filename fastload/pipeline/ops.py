@@ -13,9 +13,9 @@ import torch
 from PIL import Image
 
 from fastload.pipeline.errors import Refused, name_of
+from fastload.pipeline.nodes import SAMPLINGS, is_v2, pillow_fill, pillow_filter, solarize_threshold
 from fastload.pipeline.ops_affine import random_affine, random_perspective, random_rotation
 from fastload.pipeline.ops_blur import gaussian_blur
-from fastload.pipeline.ops_common import SAMPLINGS, is_v2, pillow_fill, pillow_filter, solarize_threshold
 from fastload.pipeline.ops_order import random_apply, random_choice, random_order
 from fastload.pipeline.ops_timm import auto_augment, crop_or_pad, rand_augment, resize_keep_ratio, resized_crop
 from fastload.pipeline.step_calibration import is_reference
@@ -24,7 +24,7 @@ from fastload.pipeline.tensor_resize import TENSOR_FILTERS
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from fastload.pipeline.ops_common import Node, Place
+    from fastload.pipeline.nodes import Node, Place
 
 _INTEGERS = "Pillow computes it in integers"
 _FLOATS = "Pillow computes it in float32, without fused operations"

@@ -5,10 +5,10 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from fastload.pipeline.errors import Refused, name_of
-from fastload.pipeline.ops_common import is_v2, pillow_fill, pillow_filter
+from fastload.pipeline.nodes import is_v2, pillow_fill, pillow_filter
 
 if TYPE_CHECKING:
-    from fastload.pipeline.ops_common import Node, Place
+    from fastload.pipeline.nodes import Node, Place
 
 
 def random_rotation(step: Any, place: Place) -> list[Node]:

@@ -11,7 +11,7 @@ from fastload.pipeline.step_calibration import leaves
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from fastload.pipeline.ops_common import Node, Place
+    from fastload.pipeline.nodes import Node, Place
 
 _KEEP: Final = (
     *("center_crop", "random_crop_v1", "random_crop_v2", "horizontal_flip", "vertical_flip", "pad", "grayscale"),

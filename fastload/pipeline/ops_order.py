@@ -7,11 +7,11 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from fastload.pipeline.errors import Refused, name_of
-from fastload.pipeline.ops_common import is_v2
+from fastload.pipeline.nodes import is_v2
 from fastload.pipeline.random_stream import calibrate_stream
 
 if TYPE_CHECKING:
-    from fastload.pipeline.ops_common import Node, Place
+    from fastload.pipeline.nodes import Node, Place
 
 
 def random_apply(step: Any, place: Place) -> list[Node]:

@@ -18,7 +18,7 @@ from fastload.pipeline.ops_order import random_apply
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from fastload.pipeline.ops_common import Node, Place
+    from fastload.pipeline.nodes import Node, Place
 
 _LARGEST_FACTOR: Final = 1e9  # float32 has no infinities or NaN below
 _EXACT_SUM: Final = 2**24  # below, float32 adds up whole numbers exactly, in any order

@@ -10,11 +10,11 @@ from typing import TYPE_CHECKING, Any, Final
 import torch
 
 from fastload.pipeline.errors import Refused, name_of
-from fastload.pipeline.ops_common import SAMPLINGS, pillow_fill, pillow_filter
+from fastload.pipeline.nodes import SAMPLINGS, pillow_fill, pillow_filter
 from fastload.pipeline.timm_functions import check_modules, check_same, is_own
 
 if TYPE_CHECKING:
-    from fastload.pipeline.ops_common import Node, Place
+    from fastload.pipeline.nodes import Node, Place
 
 
 _SAMPLED: Final = ("angle", "shear_x", "shear_y", "shift_x", "shift_y", "part_of_width", "part_of_height")

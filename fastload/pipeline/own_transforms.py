@@ -20,13 +20,13 @@ from PIL import ImageFilter, ImageOps
 
 from fastload import _core
 from fastload.pipeline.errors import Refused, name_of
-from fastload.pipeline.ops_common import Place, solarize_threshold
+from fastload.pipeline.nodes import Place, solarize_threshold
 from fastload.pipeline.python_stream import numpy_bytes, python_bytes
 from fastload.pipeline.step_calibration import probe
 from fastload.pipeline.wrappers import flags_of, held_by, method_of, parts_of
 
 if TYPE_CHECKING:
-    from fastload.pipeline.ops_common import Node
+    from fastload.pipeline.nodes import Node
 
 _IMAGE_FUNCTIONS: Final[dict[Any, str]] = {
     ImageOps.invert: "invert",

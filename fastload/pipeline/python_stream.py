@@ -22,7 +22,7 @@ from fastload.pipeline.monkeypatch_check import Functions
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from fastload.pipeline.ops_common import Node
+    from fastload.pipeline.nodes import Node
 
 STATE_BYTES: Final = 624 * 4 + 16
 """Size of one of the two generators' states, as the core holds it."""

@@ -95,6 +95,12 @@ class Recipe:
     images: int = 1
 
     @property
+    def key(self) -> tuple[Any, ...]:
+        """Everything that its images depend on, except the files."""
+        layout, options = self.pipeline.layout, sorted(self.options.items())
+        return *self.pipeline.key, repr((layout, torch.get_default_dtype(), options))
+
+    @property
     def in_memory(self) -> bool:
         """Whether all samples are pixels in memory."""
         return all(size_of(leaf) is not None for leaf in leaves_of(self.dataset))
@@ -258,7 +264,7 @@ def read_recipe(
                 raise Refused("parts of the ConcatDataset have different images_per_sample; give all the same")
             if theirs is transform and (size_of(other), is_gray(other)) == (size_of(first), gray):
                 continue
-            if _made(read_transform(theirs, exact=exact, size=size_of(other), gray=is_gray(other))) != _made(alone):
+            if read_transform(theirs, exact=exact, size=size_of(other), gray=is_gray(other)).key != alone.key:
                 raise Refused(
                     "parts of the ConcatDataset have different transforms, or images of sizes that make them differ; "
                     "give all the same transform, behind a crop or resize to one size"
@@ -296,14 +302,6 @@ def read_recipe(
         return Refusal((str(refused),))
     first_call = worker_init_fn if seeds else None
     return Recipe(dataset, pipeline, plan, options, transform, target_transform, first_call, tuple(in_python), images)
-
-
-def _made(pipeline: Pipeline) -> Any:
-    """A key that is equal for pipelines that make equal samples."""
-    table = pipeline.table
-    values = None if table is None else (table.dtype, table.contiguous().view(torch.uint8).numpy().tobytes())
-    erasing = pipeline.erasing and (id(pipeline.erasing.step), repr(pipeline.erasing.color))
-    return repr(pipeline.nodes), pipeline.sizes, pipeline.channels, pipeline.image, values, erasing
 
 
 def plan_of(pipeline: Pipeline) -> _core.DrawPlan:

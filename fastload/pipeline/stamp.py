@@ -23,7 +23,7 @@ from fastload.pipeline.datasets import looked_up_in
 from fastload.pipeline.errors import Refused
 from fastload.pipeline.library_settings import check_modes
 from fastload.pipeline.monkeypatch_check import HOOKS, is_own
-from fastload.pipeline.ops_common import is_v2
+from fastload.pipeline.nodes import is_v2
 from fastload.pipeline.python_stream import check_others
 from fastload.pipeline.timm_functions import MODULES as TIMMS_MODULES
 from fastload.pipeline.timm_functions import check_modules

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
     import torch
 
-    from fastload.pipeline.ops_common import Node
+    from fastload.pipeline.nodes import Node
 
 _SHIFTS: Final = (0, 5, 94, 127, 129, 223, 255)
 _lock: Final = threading.Lock()

@@ -28,7 +28,7 @@ from fastload.pipeline.step_calibration import probe
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
-    from fastload.pipeline.ops_common import Node
+    from fastload.pipeline.nodes import Node
 
 _ERASING: Final = "timm.data.random_erasing"
 MODULES: Final = ("timm.data.transforms", "timm.data.auto_augment", _ERASING)

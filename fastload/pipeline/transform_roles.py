@@ -12,8 +12,8 @@ import torch
 import torchvision.transforms  # noqa: F401 - v1
 
 from fastload.pipeline.monkeypatch_check import Originals, imported
+from fastload.pipeline.nodes import V2
 from fastload.pipeline.ops import OPS, TIMMS_OPS, Op
-from fastload.pipeline.ops_common import V2
 from fastload.pipeline.own_transforms import is_read, own_transform
 from fastload.pipeline.pointwise import is_pointwise
 from fastload.pipeline.timm_functions import MODULES as TIMMS_MODULES

@@ -21,9 +21,9 @@ from fastload.pipeline.erasing import Erasing, Patch, erased_by, read_erasing
 from fastload.pipeline.errors import Refused, name_of
 from fastload.pipeline.library_settings import check_dtype, check_modes
 from fastload.pipeline.monkeypatch_check import is_own
+from fastload.pipeline.nodes import Node, Place, is_v2, pillow_filter
 from fastload.pipeline.ops import ON_GRAY, OPS
 from fastload.pipeline.ops_blur import check_behind
-from fastload.pipeline.ops_common import Node, Place, is_v2, pillow_filter
 from fastload.pipeline.ops_tensor import TENSOR_OPS
 from fastload.pipeline.own_transforms import own_transform
 from fastload.pipeline.python_stream import check_others, draws_from_others
@@ -101,6 +101,15 @@ class Pipeline:
     def views(self) -> int:
         """How many images a sample has; if several, they are in a list."""
         return len(self.pixel_steps)
+
+    @property
+    def key(self) -> tuple[Any, ...]:
+        """Equal for pipelines that make equal samples of the same files, but for their layout."""
+        table, erasing = self.table, self.erasing
+        values = None if table is None else (table.dtype, table.contiguous().view(torch.uint8).numpy().tobytes())
+        color = None if erasing is None or erasing.color is None else (erasing.color.dtype, erasing.color.tolist())
+        erased = erasing and (erasing.noise, color)  # a tensor's repr() rounds
+        return repr((self.nodes, self.sizes, self.channels, self.image, erased)), values
 
     def room(self, images: int, allocate: Callable[[int], torch.Tensor] | None = None) -> torch.Tensor:
         """Allocate a batch's pixels: all images' first views, then the second ones ...

@@ -331,6 +331,22 @@ def _clean_up(iterator: Any) -> None:
         _unlink_shared_memory(ended.workers)
 
 
+def end_iterator(iterator: Any) -> None:
+    """Close an iterator, torch's or ours."""
+    close = getattr(iterator, "close", None)
+    if close is not None:
+        close()
+    else:
+        shut_down(iterator)
+
+
+def end_former(loader: Any) -> None:
+    """End the workers or threads that persist, if there are any."""
+    former, loader._iterator = loader._iterator, None
+    if former is not None:
+        end_iterator(former)
+
+
 def _unlink_shared_memory(workers: list[Any]) -> None:
     """Unlink shared memory that workers made and had not unlinked when they ended.
 

@@ -15,7 +15,8 @@ from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar, overload
 import numpy as np
 from PIL import Image
 
-from fastload.pipeline.calibration import FILTERS, calibrate
+from fastload.pipeline.calibration import calibrate
+from fastload.pipeline.nodes import FILTERS
 from fastload.vision._pools import pool_of
 from fastload.vision.errors import DecodeError
 

@@ -18,13 +18,13 @@ import torch.utils.data._utils.fetch as torch_fetch
 from torch.utils.data import _DatasetKind, default_collate
 from torch.utils.data._utils.worker import _worker_loop
 
-from fastload.engines.packed_states import digest_of
-from fastload.engines.sample_seeding import show_own_dataset
-from fastload.engines.worker_progress import NotLoaded, WorkerProgress, users_own
 from fastload.engines.workers import install_lazy_images, makes_lazy_images, makes_native_samples
 from fastload.memory.packing import stacks_into
 from fastload.memory.sending import Sent, collate_into_files, send_errors, sends_files
 from fastload.nvtx.stages import stage, without_stage
+from fastload.randomness.by_sample import show_own_dataset
+from fastload.randomness.packed import digest_of
+from fastload.state.in_worker import NotLoaded, WorkerProgress, users_own
 from fastload.stats.fetch_timer import WorkerCounters, listen
 from fastload.torch_workers.orphans import take_signals
 
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from fastload.engines.native_samples import WorkerFetcher
-    from fastload.engines.worker_progress import ReadAgain, WorkerState
+    from fastload.state.in_worker import ReadAgain, WorkerState
     from fastload.stats.shared_counters import SharedCounters
 
 

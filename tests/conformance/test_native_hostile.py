@@ -771,7 +771,7 @@ def test_an_interrupt_anywhere_in_close_leaves_nothing(tmp_path):
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
 def test_an_interrupt_anywhere_while_an_iterator_is_dropped_leaves_no_thread(folder):
     loader = FastLoader(ImageFolder(folder, train_v1()), **RUN, **NATIVE)
-    pipelines = []
+    pipelines, raised = [], []
 
     def make():
         iterator = iter(loader)
@@ -780,12 +780,13 @@ def test_an_interrupt_anywhere_while_an_iterator_is_dropped_leaves_no_thread(fol
         return [iterator]
 
     def check(_, interrupted):
-        assert not interrupted  # Python drops an interrupt of a finalizer
+        raised.append(interrupted)  # afterwards, as Python drops what is raised in a finalizer
         thread = pipelines.pop()._thread
         thread.join(10)
         assert not thread.is_alive()
 
     assert interrupted_at_every_opcode(make, list.clear, check, stride=3) > 100
+    assert raised.count(False) < 40  # those of callbacks that Python's weak references run before
 
 
 def test_an_interrupt_anywhere_in_the_start_leaves_nothing(tmp_path):

@@ -22,7 +22,7 @@ from torch.utils.data import DataLoader, Dataset, DistributedSampler, IterableDa
 from torchvision.datasets import ImageFolder
 
 from fastload import FastLoader, _core, verify
-from fastload.pipeline.index_seeds import seed_for_index
+from fastload.randomness.by_sample import seed_for_index
 
 OWN = {"device": "cpu", "randomness": "sample"}
 folder = photos_fixture(17, mixed=True)
@@ -202,7 +202,7 @@ class Seeds(Draws):
 def test_seeds_fit_into_int64(count):
     with workers(Seeds(), num_workers=count, batch_size=11) as loader:
         seeds = next(iter(loader)).tolist()
-        base_seed = loader._state.epochs.seed
+        base_seed = loader._state.place.epochs_of(loader).seed
     assert seeds == [_core.seed_for_index(base_seed, 0, index) for index in range(11)]
     for word in range(2**63 - 1, 2**64, 2**57):
         assert 0 <= _core.seed_for_index(word, word, word) == seed_for_index(word, word, word) < 2**63

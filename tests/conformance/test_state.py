@@ -29,7 +29,7 @@ from torchvision.transforms import (
 
 from fastload import FastLoader
 from fastload.engines.decode_batch import Batch, StreamStates
-from fastload.engines.packed_states import digest_of
+from fastload.randomness.packed import digest_of
 
 folder = photos_fixture()
 

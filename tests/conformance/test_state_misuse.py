@@ -19,7 +19,7 @@ from resuming import Drawing, flat, saved, seed
 from torch.utils.data import Dataset, DistributedSampler, IterableDataset, SequentialSampler, get_worker_info
 
 from fastload import FastLoader
-from fastload.engines import position
+from fastload.state.place import Position
 
 
 class FailsToLoad:
@@ -239,7 +239,7 @@ def test_states_from_another_thread_are_of_one_place(workers):
         assert [flat(batch) for batch in other] == batches[place:]
 
 
-class Handing(position.Position):
+class Handing(Position):
     """Hands a batch over while its states are read."""
 
     def _states(self) -> Any:
@@ -255,7 +255,7 @@ def test_a_state_that_changes_while_it_is_read_is_read_again(monkeypatch, moves,
     loader = FastLoader(Drawing(1000), 1, num_workers=1)
     iterator = iter(loader)
     next(iterator)
-    own: Any = loader._state.position
+    own: Any = loader._state.place.position
     own.__class__, own.iterator, own.moves = Handing, iterator, moves
     if place is None:
         with pytest.warns(UserWarning, match="no time between two"):

@@ -15,7 +15,7 @@ from PIL import Image
 from png_writer import CHANNELS, write_png
 
 from fastload import _core
-from fastload.pipeline.calibration import FILTERS
+from fastload.pipeline.nodes import FILTERS
 from fastload.vision import decode
 
 pytestmark = pytest.mark.skipif("WebP" not in _core.codec_versions(), reason="built without")

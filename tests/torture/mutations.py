@@ -15,7 +15,7 @@ from photos import jpeg, pixels
 from PIL import Image, ImageCms
 
 from fastload import _core
-from fastload.pipeline.calibration import FILTERS
+from fastload.pipeline.nodes import FILTERS
 from fastload.vision import DecodeError, decode
 
 from . import headers

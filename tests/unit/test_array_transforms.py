@@ -238,6 +238,17 @@ def test_parts_of_gray_datasets():
     assert "different transforms" in refusal(ConcatDataset([stored("MNIST", transform), stored("CIFAR10", transform)]))
 
 
+def test_parts_may_have_equal_transforms_of_their_own():
+    def transform(value):
+        return v1.Compose([v1.RandomCrop(32, padding=2), v1.ToTensor(), v1.RandomErasing(value=value)])
+
+    check(lambda: ConcatDataset([stored("CIFAR10", transform(0.3)), stored("CIFAR10", transform(0.3))]))
+    for other in (0.2999, "random"):
+        assert "different transforms" in refusal(
+            ConcatDataset([stored("CIFAR10", transform(0.3)), stored("CIFAR10", transform(other))])
+        )
+
+
 def test_other_gray_data_is_refused():
     for data in (
         torch.zeros(COUNT, 28, 28),

@@ -15,7 +15,8 @@ from PIL.WebPImagePlugin import WebPImageFile
 
 from fastload import _core
 from fastload.pipeline import step_calibration
-from fastload.pipeline.calibration import FILTERS, PROBES, SUBSAMPLINGS, _calibrate, calibrate, probe
+from fastload.pipeline.calibration import PROBES, SUBSAMPLINGS, _calibrate, calibrate, probe
+from fastload.pipeline.nodes import FILTERS
 from fastload.vision import DecodeError, decode
 
 

@@ -24,8 +24,9 @@ from torchvision.transforms import Compose, RandomHorizontalFlip, RandomResizedC
 from fastload import FastLoader, _core
 from fastload.device import decode
 from fastload.device.decode_policy import DecodePolicy
-from fastload.engines import decode_pipeline, loader_state, python_samples
+from fastload.engines import decode_pipeline, loader_state
 from fastload.engines.decode_pipeline import DECODING
+from fastload.engines.odd_samples import OddSamples
 from fastload.options import Options
 
 SIDE = 32
@@ -616,7 +617,7 @@ def test_what_kernels_refuse_is_made_anew_though_the_next_batch_is_on_its_way(
     decoder = LateDecoder(kernels, lambda batch: [batch % 3, 2] if batch % 2 else [])
     issue_slowly(monkeypatch)
     if differs:
-        monkeypatch.setattr(python_samples, "drawn", lambda *_: None)
+        monkeypatch.setattr(OddSamples, "drawn", lambda *_: None)
     assert all(map(torch.equal, loaded_late(monkeypatch, device, dataset, decoder, **options), want))
     assert decoder.failures > 5
     issued = [{number for kind, number in decoder.asked[:at] if kind == "to"} for at in range(len(decoder.asked))]
@@ -629,14 +630,14 @@ def test_samples_are_made_in_python_in_their_batchs_turn(kernels, monkeypatch, t
     for path, _ in dataset.samples[::7]:
         Image.open(path).save(path, format="BMP")
     want = loaded_late(monkeypatch, device, dataset, None, batch_size=3, randomness=randomness)
-    decoder, sample = LateDecoder(kernels), python_samples.PythonSamples.sample
+    decoder, sample = LateDecoder(kernels), decode_pipeline.DecodePipeline._in_python
     issue_slowly(monkeypatch)
 
     def noted(self: Any, batch: Any, *others: Any) -> Any:
         decoder.asked.append(("python", batch.number))
         return sample(self, batch, *others)
 
-    monkeypatch.setattr(python_samples.PythonSamples, "sample", noted)
+    monkeypatch.setattr(decode_pipeline.DecodePipeline, "_in_python", noted)
     assert all(
         map(torch.equal, loaded_late(monkeypatch, device, dataset, decoder, batch_size=3, randomness=randomness), want)
     )

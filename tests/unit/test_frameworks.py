@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from fastload.engines.frameworks import accelerate_sets_generators, lightning_ends_epoch
+from fastload.state.frameworks import accelerate_sets_generators, lightning_ends_epoch
 
 LIGHTNING = {
     "lightning.pytorch": "lightning.pytorch.loops.fit_loop",

@@ -11,7 +11,7 @@ from PIL import Image
 from torchvision.transforms import functional, v2
 
 from fastload import _core
-from fastload.engines.decode_batch import answer_to
+from fastload.engines.dialogue import answer_to
 from fastload.pipeline import step_calibration
 
 FILL = (1, 2, 3)

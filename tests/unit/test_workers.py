@@ -25,9 +25,9 @@ from torch.utils.data._utils import fetch as torch_fetch
 
 from fastload import FastLoader
 from fastload._batch import HostBatch, register
-from fastload.engines.worker_progress import WorkerProgress
 from fastload.engines.workers import Collate, start_epoch
 from fastload.memory.sending import Sent
+from fastload.state.in_worker import WorkerProgress
 from fastload.stats.shared_counters import SharedCounters
 from fastload.torch_workers import orphans
 from fastload.torch_workers.orphans import take_signals
@@ -216,7 +216,7 @@ def test_a_fork_that_is_not_ours_freezes_nothing():
     before = gc.get_freeze_count()
     process = context.Process(target=lambda: log.put(gc.get_freeze_count()))
     process.start()
-    assert log.get() == before
+    assert log.get() <= before  # what is frozen may end meanwhile
     process.join()
     process.close()
     log.close()

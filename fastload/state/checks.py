@@ -14,10 +14,11 @@ import torch
 from torch.utils.data import IterableDataset, Subset
 
 from fastload.autoscale.policy import AutoWorkers
-from fastload.engines import redistribution
-from fastload.engines.resumption import Sources, other_workers
-from fastload.engines.worker_progress import WorkerState
 from fastload.options import has_state
+from fastload.state import ranks
+from fastload.state.in_worker import WorkerState
+from fastload.state.resume import other_workers
+from fastload.state.sources import Sources
 
 if TYPE_CHECKING:
     from fastload.options import LoaderConfig
@@ -173,7 +174,7 @@ def check_form(loader: LoaderConfig[Any], data: Any) -> list[WorkerState]:
         ):
             raise TypeError("a number is out of range")
         workers = [WorkerState.unpacked(packed) for packed in data["workers"] or () if packed is not None]
-        redistribution.check_form(data)
+        ranks.check_form(data)
     except (KeyError, TypeError, AttributeError, RuntimeError, binascii.Error) as error:
         raise ValueError(f"the state is damaged ({type(error).__name__}: {error}); use an earlier one") from error
     return workers
@@ -195,7 +196,7 @@ def _check_same(loader: LoaderConfig[Any], data: dict[str, Any]) -> None:
         raise ValueError(f"batch_size must be {data['batch_size']}, as when the state was saved, got {batch_size}")
     if loader.randomness != data["randomness"]:
         raise ValueError(f"randomness must be {data['randomness']!r}, as when the state was saved")
-    redistribution.check_process(loader, data)
+    ranks.check_process(loader, data)
     if loader.randomness == "sample" or isinstance(loader.num_workers, AutoWorkers):
         return
     if loader.num_workers != data["num_workers"]:

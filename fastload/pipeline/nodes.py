@@ -7,9 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
 from PIL import Image
-from torchvision.transforms.functional import pil_modes_mapping
 
-from fastload.pipeline.calibration import FILTERS
 from fastload.pipeline.errors import Refused, name_of
 
 if TYPE_CHECKING:
@@ -19,6 +17,15 @@ Node: TypeAlias = tuple[str, dict[str, Any]]
 """Arguments for ``_core.DrawPlan.add``: a kind and its fields."""
 
 V2: Final = "torchvision.transforms.v2"
+FILTERS: Final = {
+    "nearest": Image.Resampling.NEAREST,
+    "box": Image.Resampling.BOX,
+    "bilinear": Image.Resampling.BILINEAR,
+    "hamming": Image.Resampling.HAMMING,
+    "bicubic": Image.Resampling.BICUBIC,
+    "lanczos": Image.Resampling.LANCZOS,
+}
+"""The core's interpolation names and Pillow's constants."""
 SAMPLINGS: Final = {int(Image.Resampling[name.upper()]): name for name in ("nearest", "bilinear", "bicubic")}
 """The core's names of Pillow's filters for transforms."""
 
@@ -67,6 +74,8 @@ def pillow_filter(step: Any) -> str:
     Raises:
         Refused: The core does not have it.
     """
+    from torchvision.transforms.functional import pil_modes_mapping  # torchvision, which decoding does without
+
     for mode, number in pil_modes_mapping.items():
         if step.interpolation == mode or step.interpolation in (mode.value, number):
             for name, resampling in FILTERS.items():

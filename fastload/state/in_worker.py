@@ -16,9 +16,9 @@ from typing import TYPE_CHECKING, Any, Final
 from torch._utils import ExceptionWrapper
 from torch.utils.data import IterableDataset
 
-from fastload.engines.packed_states import Texts, unpack
-from fastload.engines.sample_seeding import SeededByIndex
 from fastload.options import has_state
+from fastload.randomness.by_sample import SeededByIndex
+from fastload.randomness.packed import Texts, unpack
 from fastload.stats.kept_states import KeptState
 
 if TYPE_CHECKING:
@@ -290,7 +290,7 @@ class WorkerProgress:
             return _FailedFetcher(self.failed)
 
     def _as_it_is(self, dataset: Any) -> WorkerState | None:
-        from fastload.engines.random_states import state_now
+        from fastload.randomness.generators import state_now
 
         data = DatasetState.copied(dataset)
         return None if data.dataset is None else WorkerState(state_now(others=True), 0, data)
@@ -313,7 +313,7 @@ class WorkerProgress:
 
     def _set_generators(self, state: WorkerState) -> None:
         if state.generators is not None:
-            from fastload.engines.random_states import set_state
+            from fastload.randomness.generators import set_state
 
             set_state(state.generators)
 
@@ -323,7 +323,7 @@ class WorkerProgress:
         try:
             generators = b""
             if self._generators:
-                from fastload.engines.random_states import state_now
+                from fastload.randomness.generators import state_now
 
                 generators = state_now(others=True)
             self._write(self._states, digest, generators, data)

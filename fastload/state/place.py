@@ -3,21 +3,24 @@
 from __future__ import annotations
 
 import contextlib
+import copy
 import weakref
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from torch.utils.data import IterableDataset
 
-from fastload.engines.packed_states import digest_of
-from fastload.engines.worker_progress import NO_STATE, DatasetState, NotLoaded, WorkerState
 from fastload.options import length_of
+from fastload.randomness.by_sample import Epochs
+from fastload.randomness.packed import Texts, digest_of
+from fastload.state.in_worker import NO_STATE, DatasetState, NotLoaded, WorkerState
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from fastload.engines.resumption import Resumption, Sources
     from fastload.options import LoaderConfig
+    from fastload.state.resume import Resumption
+    from fastload.state.sources import Sources
     from fastload.stats.kept_states import KeptState, KeptStates
     from fastload.stats.meter import Meter
 
@@ -30,6 +33,35 @@ _TURN_S: Final = 60.0  # to wait for a batch that another thread makes
 
 class UnknownStateError(Exception):
     """A worker's generators are not known."""
+
+
+class LoaderPlace:
+    """Where a loader's newest iteration is, and what its next one begins with.
+
+    A copy, pickled or not, has the loaded state that no iteration has begun with, and is otherwise new.
+
+    Args:
+        loaded: See :meth:`FastLoader.load_state_dict`.
+        keeps_generators: Whether the framework that loaded it has set the global generators.
+    """
+
+    def __init__(self, loaded: dict[str, Any] | None = None, keeps_generators: bool = False) -> None:
+        self.loaded = copy.deepcopy(loaded)  # a state that the next iteration begins with
+        self.keeps_generators = keeps_generators
+        self.position: Position | None = None  # of the newest iteration
+        self.resumption: Resumption | None = None  # while an iterator is made that begins with it
+        self.lost: str | None = None  # why the position is unknown
+        self.warned = False  # that the loader has no state
+        self.texts = Texts()  # of the last call of state_dict()
+        self.names: dict[str, Any] = {}  # of files, of that call
+        self._epochs = Epochs()
+
+    def epochs_of(self, loader: Any) -> Epochs | None:
+        """The loader's seed and epoch; ``None`` unless ``randomness="sample"``."""
+        return self._epochs if getattr(loader, "randomness", "worker") == "sample" else None
+
+    def __reduce__(self) -> Any:
+        return LoaderPlace, (self.loaded, self.keeps_generators)
 
 
 class _HandsOver:

@@ -9,16 +9,21 @@ sampler's; an index that occurs twice in an epoch draws the same numbers twice. 
 
 from __future__ import annotations
 
+import operator
+import random
 import threading
-from typing import TYPE_CHECKING, Any
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any, Final
 
+import numpy as np
 import torch
 from torch.utils.data import DataLoader, Dataset, IterableDataset, get_worker_info
 
-from fastload.pipeline.index_seeds import random_states_kept, seed_for_index, set_states
-
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
+
+_ALL: Final = 0xFFFF_FFFF_FFFF_FFFF
+_INT64_MAX: Final = 0x7FFF_FFFF_FFFF_FFFF
 
 
 class Epochs:
@@ -148,3 +153,54 @@ def seeded(
         dataset = former.dataset
         dataset.begin_epoch(epoch)
     return {**changes, "dataset": dataset}
+
+
+def number_of(index: Any) -> int:
+    """Convert a sampler's index to an unsigned 64-bit number.
+
+    Raises:
+        TypeError: The index is not an integer.
+    """
+    try:
+        return operator.index(index) & _ALL
+    except TypeError:
+        raise TypeError(
+            f"randomness='sample' needs a sampler of integers, got {type(index).__name__}; use randomness='worker'"
+        ) from None
+
+
+def seed_for_index(seed: int, epoch: int, index: Any) -> int:
+    """Hash seed, epoch and index with SplitMix64's steps, as the core does.
+
+    The result has 63 bits: a dataset may return ``torch.initial_seed()``, which collating puts into an int64 tensor.
+
+    Raises:
+        TypeError: ``index`` is not an integer.
+    """
+    state = 0
+    for word in (seed, epoch, number_of(index)):
+        state = ((state ^ word) + 0x9E37_79B9_7F4A_7C15) & _ALL
+        state = ((state ^ (state >> 30)) * 0xBF58_476D_1CE4_E5B9) & _ALL
+        state = ((state ^ (state >> 27)) * 0x94D0_49BB_1331_11EB) & _ALL
+        state ^= state >> 31
+    return state & _INT64_MAX
+
+
+def set_states(seed: int) -> None:
+    """Seed the global generators of torch, NumPy and Python."""
+    # Not torch.manual_seed, which seeds the accelerators too: in a worker, which has none, those calls would pile up.
+    torch.default_generator.manual_seed(seed)
+    np.random.seed(seed & 0xFFFF_FFFF)
+    random.seed(seed)
+
+
+@contextmanager
+def random_states_kept() -> Iterator[None]:
+    """Restore the global random states of torch, NumPy and Python afterwards."""
+    python, numpy, kept = random.getstate(), np.random.get_state(), torch.get_rng_state()
+    try:
+        yield
+    finally:
+        random.setstate(python)
+        np.random.set_state(numpy)
+        torch.set_rng_state(kept)

@@ -17,12 +17,13 @@ from typing import TYPE_CHECKING, Any
 from torch.utils.data import IterableDataset
 
 from fastload.autoscale.policy import AutoWorkers
-from fastload.engines.loader_state import epochs_of, state_of
-from fastload.engines.packed_states import pack
-from fastload.engines.position import ConsumerPlace, Position, UnknownStateError, count_epochs, host_of
-from fastload.engines.resumption import Resumption, Sources, epochs_of_samplers
-from fastload.engines.worker_progress import KEPT_NOTE, NO_STATE, DatasetState, ReadAgain, WorkerState
 from fastload.options import has_own_iterator
+from fastload.randomness.packed import pack
+from fastload.state.in_worker import KEPT_NOTE, NO_STATE, DatasetState, ReadAgain, WorkerState
+from fastload.state.place import ConsumerPlace, LoaderPlace, Position, UnknownStateError, count_epochs, host_of
+from fastload.state.resume import Resumption
+from fastload.state.sources import Sources, epochs_of_samplers
+from fastload.torch_workers.processes import end_former
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -30,25 +31,24 @@ if TYPE_CHECKING:
     from fastload.options import LoaderConfig
 
 
-def begin(loader: LoaderConfig[Any], make: Callable[[], Any]) -> Any:
+def begin(loader: LoaderConfig[Any], place: LoaderPlace, make: Callable[[], Any]) -> Any:
     """Return ``make()``, a new iterator, which goes on from the loaded state, if any."""
-    state = state_of(loader)
-    epochs = epochs_of(loader)
+    epochs = place.epochs_of(loader)
     make = make if epochs is None else functools.partial(epochs.begin, make)
     if has_own_iterator(loader):
         return make()
-    if state.loaded is None and state.position is not None and state.position.failed:
-        state.loaded = _after_failure(loader)
-    if (data := state.loaded) is not None:
+    if place.loaded is None and place.position is not None and place.position.failed:
+        place.loaded = _after_failure(loader, place)
+    if (data := place.loaded) is not None:
         dataset = DatasetState.copied(loader.dataset)
         before = Sources.read(loader, samplers=True, dataset=dataset)
         counted = None if epochs is None else (epochs.seed, epochs.epoch)
-        state.loaded = None
+        place.loaded = None
         try:
-            resume = _resume_keeping_generators if state.keeps_generators else _resume
-            return resume(loader, data, make)
+            resume = _resume_keeping_generators if place.keeps_generators else _resume
+            return resume(loader, place, data, make)
         except BaseException as error:
-            state.loaded = data
+            place.loaded = data
             error.add_note(KEPT_NOTE)
             with contextlib.suppress(Exception):  # as above, of the user's methods
                 before.write(loader)
@@ -58,7 +58,7 @@ def begin(loader: LoaderConfig[Any], make: Callable[[], Any]) -> Any:
                 epochs.seed, epochs.epoch = counted
             raise
         finally:
-            state.resumption = None
+            place.resumption = None
     persistent = getattr(loader, "_iterator", None)
     start, lost = None, None
     try:
@@ -67,22 +67,24 @@ def begin(loader: LoaderConfig[Any], make: Callable[[], Any]) -> Any:
         lost = f"reading the generators and samplers raised {type(error).__name__}: {error}"
     iterator = count_epochs(persistent, make)
     again = persistent is not None and iterator is persistent
-    state.lost = lost or (state.lost if again else None)
-    state.position = None
-    if start is not None and state.lost is None:
-        state.position = position = Position(start, again=again)
+    place.lost = lost or (place.lost if again else None)
+    place.position = None
+    if start is not None and place.lost is None:
+        place.position = position = Position(start, again=again)
         position.follow(loader, iterator)
     return iterator
 
 
-def _resume_keeping_generators(loader: LoaderConfig[Any], data: dict[str, Any], make: Callable[[], Any]) -> Any:
+def _resume_keeping_generators(
+    loader: LoaderConfig[Any], place: LoaderPlace, data: dict[str, Any], make: Callable[[], Any]
+) -> Any:
     """Resume with the present global generators; the state's are a step older."""
-    from fastload.engines.random_states import set_state, state_now
+    from fastload.randomness.generators import set_state, state_now
 
     kept = state_now(others=True)
     if not data["started"] or data["_iterator_finished"]:
-        return _resume(loader, {**data, "now": {**data["now"], "main": pack(kept)}}, make)
-    iterator = _resume(loader, data, make)
+        return _resume(loader, place, {**data, "now": {**data["now"], "main": pack(kept)}}, make)
+    iterator = _resume(loader, place, data, make)
     if loader.num_workers:
         set_state(kept)
         return iterator
@@ -103,15 +105,14 @@ def _resume_keeping_generators(loader: LoaderConfig[Any], data: dict[str, Any], 
     return iterator
 
 
-def _resume(loader: LoaderConfig[Any], data: dict[str, Any], make: Callable[[], Any]) -> Any:
-    state = state_of(loader)
-    state.drop_former(loader)
+def _resume(loader: LoaderConfig[Any], place: LoaderPlace, data: dict[str, Any], make: Callable[[], Any]) -> Any:
+    end_former(loader)
     now = Sources.unpacked(loader, data["now"])
     goes_on = data["started"] and not data["_iterator_finished"]
     start = Sources.unpacked(loader, data["start"]) if goes_on else now
     if not goes_on:  # load_state_dict() has set them; the loop may have called set_epoch() since
         start.epochs = epochs_of_samplers(loader)
-    epochs = epochs_of(loader)
+    epochs = place.epochs_of(loader)
     if epochs is not None:
         epochs.seed, epochs.epoch = data["seed"], data["epoch"] - goes_on
     iterable = isinstance(loader.dataset, IterableDataset)
@@ -138,7 +139,7 @@ def _resume(loader: LoaderConfig[Any], data: dict[str, Any], make: Callable[[], 
         if isinstance(loader.num_workers, AutoWorkers):
             loader.num_workers.sizing.processes = data["num_workers"]
     start.begin(loader)
-    state.resumption = resumption
+    place.resumption = resumption
     here = goes_on and not loader.num_workers
     if here and iterable:
         now.dataset.set(loader.dataset)
@@ -149,7 +150,7 @@ def _resume(loader: LoaderConfig[Any], data: dict[str, Any], make: Callable[[], 
             ReadAgain.of(loader)(fetcher, skip)
         else:
             now.dataset.resume(fetcher)
-    state.position = position = Position(start, again=again, first=skip, resumption=resumption)
+    place.position = position = Position(start, again=again, first=skip, resumption=resumption)
     position.follow(loader, iterator)
     if here and not iterable:  # not earlier: it may set the generators that the sampler draws from
         now.dataset.set(loader.dataset)
@@ -160,9 +161,9 @@ def _resume(loader: LoaderConfig[Any], data: dict[str, Any], make: Callable[[], 
     return iterator
 
 
-def _after_failure(loader: Any) -> dict[str, Any]:
+def _after_failure(loader: Any, place: LoaderPlace) -> dict[str, Any]:
     """The state to go on from after one that a worker could not begin with."""
-    data = state_dict(loader)
+    data = state_dict(loader, place)
     if "unsupported" in data:
         raise RuntimeError(
             f"a loaded state is needed, as the last one failed in a worker, but {data['unsupported']}; "
@@ -177,72 +178,71 @@ def _before_workers(loader: Any) -> DatasetState:
     return NO_STATE if found.error else found
 
 
-def state_dict(loader: LoaderConfig[Any]) -> dict[str, Any]:
+def state_dict(loader: LoaderConfig[Any], place: LoaderPlace) -> dict[str, Any]:
     """Return where the consumer of a loader's newest iteration is; see ``FastLoader.state_dict``."""
-    from fastload.engines.state_checks import VERSION
+    from fastload.state.checks import VERSION
 
-    state = state_of(loader)
-    if state.loaded is not None:
-        return copy.deepcopy(state.loaded)
-    position: Position | None = state.position
-    reason = _unsupported(loader) or state.lost
+    if place.loaded is not None:
+        return copy.deepcopy(place.loaded)
+    position = place.position
+    reason = _unsupported(loader) or place.lost
     if reason is None:
-        from fastload.engines.frameworks import lightning_ends_epoch
+        from fastload.state.frameworks import lightning_ends_epoch
 
         try:
             if position is None:
-                return _read(loader, None)
+                return _read(loader, place, None)
             position.leave(lightning_ends_epoch(), loader)
-            return position.between_batches(functools.partial(_read, loader, position))
+            return position.between_batches(functools.partial(_read, loader, place, position))
         except UnknownStateError as error:
             reason = str(error)
         except Exception as error:  # noqa: BLE001 - any error of the user's objects
             reason = f"reading the generators and samplers raised {type(error).__name__}: {error}"
-    if not state.warned:
-        state.warned = True
+    if not place.warned:
+        place.warned = True
         warnings.warn(f"this FastLoader's state_dict() cannot be loaded: {reason}", stacklevel=3)
     return {"fastload": VERSION, "unsupported": reason}
 
 
-def _read(loader: LoaderConfig[Any], position: Position | None) -> dict[str, Any]:
-    from fastload.engines.redistribution import process_of
-    from fastload.engines.state_checks import VERSION, checksum_of, fingerprint
+def _read(loader: LoaderConfig[Any], place: LoaderPlace, position: Position | None) -> dict[str, Any]:
+    from fastload.state.checks import VERSION, checksum_of, fingerprint
+    from fastload.state.ranks import process_of
 
     if position is not None:
-        place = position.read(loader.dataset)
-        if place.ended and loader.num_workers:
-            place = replace(place, dataset=_before_workers(loader))
+        consumer = position.read(loader.dataset)
+        if consumer.ended and loader.num_workers:
+            consumer = replace(consumer, dataset=_before_workers(loader))
     else:
         dataset = _before_workers(loader) if loader.num_workers else DatasetState.of(loader.dataset)
         if dataset.error and not hasattr(loader.dataset, "__next__"):  # that may have a state only once it iterates
             raise UnknownStateError(dataset.error)
-        place = ConsumerPlace(0, False, 0, 0, 0, None, dataset)
-    now = Sources.read(loader, samplers=position is None or place.ended, dataset=place.dataset)
+        consumer = ConsumerPlace(0, False, 0, 0, 0, None, dataset)
+    now = Sources.read(loader, samplers=position is None or consumer.ended, dataset=consumer.dataset)
     start = now if position is None else position.start
-    epochs = epochs_of(loader)
-    samples, files = fingerprint(loader.dataset, state_of(loader).names)
-    workers = place.workers
+    epochs = place.epochs_of(loader)
+    samples, files = fingerprint(loader.dataset, place.names)
+    workers = consumer.workers
     if loader.randomness == "sample" and not any(one and one.data.dataset is not None for one in workers or ()):
         workers = None  # of any number
-    texts = state_of(loader).texts
+    texts = place.texts
     data = {
         "fastload": VERSION,
-        "_num_yielded": place.handed_over,
-        "_iterator_finished": place.ended,
+        "_num_yielded": consumer.handed_over,
+        "_iterator_finished": consumer.ended,
         "started": position is not None,
         "again": position is not None and position.again,
         "num_workers": int(loader.num_workers) if position is None else position.num_workers,
-        "drawn": place.drawn,
+        "drawn": consumer.drawn,
         "persistent": bool(loader.persistent_workers and loader.num_workers),
         "randomness": loader.randomness,
         "batch_size": loader.batch_size or 0,
         "samples": samples,
         "files": files,
-        "indices": place.digest,
+        "indices": consumer.digest,
         "base_seed": 0 if position is None else position.base_seed,
         "seed": None if epochs is None else epochs.seed,
         "epoch": -1 if epochs is None else epochs.epoch,
-        "turn": place.turn,
+        "turn": consumer.turn,
         "workers": None if workers is None else [one and one.packed(texts, i) for i, one in enumerate(workers)],
         "process": process_of(loader),
         "dealt": [] if position is None else copy.deepcopy(position.dealt),
@@ -252,10 +252,10 @@ def _read(loader: LoaderConfig[Any], position: Position | None) -> dict[str, Any
     return {**data, "checksum": checksum_of(data)}
 
 
-def load_state_dict(loader: LoaderConfig[Any], data: Any) -> None:
+def load_state_dict(loader: LoaderConfig[Any], place: LoaderPlace, data: Any) -> None:
     """Make the loader's next iteration go on from a state; see ``FastLoader.load_state_dict``."""
-    from fastload.engines.redistribution import own_state
-    from fastload.engines.state_checks import check, check_form, check_sum, checksum_of
+    from fastload.state.checks import check, check_form, check_sum, checksum_of
+    from fastload.state.ranks import own_state
 
     if has_own_iterator(loader):
         raise TypeError(f"load_state_dict needs torch's iterators, but {type(loader).__name__} has a _get_iterator")
@@ -267,7 +267,6 @@ def load_state_dict(loader: LoaderConfig[Any], data: Any) -> None:
             check_sum(one)
         data = {**own, "checksum": checksum_of(own)}
     check(loader, data)
-    state = state_of(loader)
     loaded = copy.deepcopy(data)
     if not data["started"] or data["_iterator_finished"]:
         before = Sources.unpacked(loader, data["now"])
@@ -278,9 +277,9 @@ def load_state_dict(loader: LoaderConfig[Any], data: Any) -> None:
             with contextlib.suppress(Exception):  # of one that cannot be set
                 before.write_epochs(loader)
             raise
-    from fastload.engines.frameworks import accelerate_sets_generators
+    from fastload.state.frameworks import accelerate_sets_generators
 
-    state.loaded, state.keeps_generators = loaded, accelerate_sets_generators()
+    place.loaded, place.keeps_generators = loaded, accelerate_sets_generators()
 
 
 def _unsupported(loader: LoaderConfig[Any]) -> str | None:

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import pytest
-
 from fastload._hold import Hold
+
 from fastload.autoscale.policy import Sizing
 from fastload.autoscale.threads import WINDOW_S, ThreadSizer
 from fastload.stats.stats import Totals

@@ -13,8 +13,6 @@ import re
 import sys
 from pathlib import Path
 
-import networkx as nx
-
 from fastload.profiling.pages.palette import style
 
 ROOT = Path(__file__).parents[1]
@@ -89,6 +87,8 @@ def imports_of(path: Path, modules: set[str]) -> set[str]:
 def arrows(package: Path) -> list[tuple[str, str]]:
     """Return the drawing's arrows: who imports whom, without what other arrows imply."""
     modules = modules_of(package)
+    import networkx as nx
+
     graph = nx.DiGraph()
     for name, path in modules.items():
         for imported in imports_of(path, {*modules, "fastload._core"}):

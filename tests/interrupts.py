@@ -14,6 +14,8 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
+import effort
+
 from fastload.torch_workers.signals import on_their_way
 
 if TYPE_CHECKING:
@@ -65,7 +67,7 @@ def interrupted_at_every_opcode(
     check: Callable[[S, bool], object],
     *,
     at_most: int = 50_000,
-    stride: int = 1,
+    stride: int | None = None,
 ) -> int:
     """Interrupt ``act(make())`` before its first bytecode, a new one before its second, and so on.
 
@@ -79,11 +81,12 @@ def interrupted_at_every_opcode(
         act: The code to interrupt. It must end by itself: a pending signal does not end a wait that begins after it.
         check: Gets the subject and whether ``act`` raised :class:`KeyboardInterrupt`. Not interrupted.
         at_most: Bytecodes before giving up.
-        stride: Interrupt only every ``stride``-th bytecode, if making a subject is slow.
+        stride: Interrupt only every ``stride``-th bytecode; by default every one with ``--all``, else every 7th.
 
     Returns:
         The number of moments. The last run, which was not interrupted, is checked too.
     """
+    stride = effort.stride() if stride is None else stride
     handler, tracing = signal.signal(signal.SIGINT, signal.default_int_handler), sys.gettrace()
     # From Python 3.12 on, code reports its bytecodes only if it was traced before: an uninterrupted run comes first.
     untraced = [at_most] if sys.version_info >= (3, 12) else []

@@ -8,7 +8,6 @@ their types, the exception, the warnings, and the state of the random generators
 from __future__ import annotations
 
 import collections.abc
-import copy
 import dataclasses
 import functools
 import multiprocessing
@@ -22,6 +21,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from references import kept
 from torch.utils.data import DataLoader
 
 import fastload
@@ -70,12 +70,8 @@ class Backend:
             case: The test's only case, unless ``anew``.
             anew: Run torch's loader again on each backend, for cases that depend on the accelerator.
         """
-        anew = anew or self.start_method != "fork"
-        expected = None if anew else _known.get(self.test)
-        if expected is None:
-            expected = Outcome.of(case, DataLoader)
-            if self.test and not anew:
-                _known[self.test] = expected = copy.deepcopy(expected)  # out of the workers' shared memory
+        alone = anew or self.start_method != "fork"
+        expected = kept(lambda: Outcome.of(case, DataLoader), name=None if alone else self.test)
         got = Outcome.of(case, self.loader)
         if expected.error is None and got.error is not None:
             raise AssertionError("only FastLoader raised") from got.exception
@@ -87,8 +83,6 @@ class Backend:
             pytest.skip("both loaders refuse: only a forked worker can be given a local function")
         return expected
 
-
-_known: dict[str, Outcome] = {}
 
 BACKENDS = {
     "plain": Backend("plain", {"device": "cpu"}),

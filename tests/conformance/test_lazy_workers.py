@@ -12,6 +12,7 @@ import torch
 import torchvision.transforms as v1
 from photos import MEAN, STD, assert_same, epochs_of, jpeg, photos_fixture
 from PIL import Image, ImageEnhance, ImageFilter, ImageOps
+from references import kept
 from torch.utils.data import DataLoader, Dataset
 from torchvision.datasets import ImageFolder
 from torchvision.transforms import v2
@@ -82,6 +83,6 @@ def test_forked_workers_import_nothing(monkeypatch):
 @pytest.mark.parametrize("persistent", [False, True])
 def test_an_opaque_transform_gives_torchs_batches(mixed, workers, persistent):
     arguments = {"batch_size": 4, "shuffle": True, "num_workers": workers, "persistent_workers": persistent}
-    theirs = epochs_of(lambda: DataLoader(ImageFolder(mixed, Opaque()), **arguments))
+    theirs = kept(lambda: epochs_of(lambda: DataLoader(ImageFolder(mixed, Opaque()), **arguments)))
     ours = epochs_of(lambda: FastLoader(ImageFolder(mixed, Opaque()), **arguments, device="cpu"))
     assert_same(ours, theirs)

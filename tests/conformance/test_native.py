@@ -55,7 +55,7 @@ def test_pipelines(folder, name):
     check(folder, PIPELINES[name])
 
 
-@pytest.mark.parametrize("workers", [1, 2, 3, 4, 5])
+@pytest.mark.parametrize("workers", [1, 3, 4, 5])  # test_pipelines() has 2
 @pytest.mark.parametrize("name", ["train_v1", "eval_v2", *OF_PYTHON, *NOISY])
 def test_numbers_of_workers(folder, workers, name):
     check(folder, PIPELINES[name], num_workers=workers)

@@ -8,6 +8,7 @@ import itertools
 import random
 import threading
 import weakref
+import zlib
 
 import numpy as np
 import pytest
@@ -32,6 +33,7 @@ from photos import (
 )
 from PIL import Image, ImageFile
 from plans import text_of
+from references import kept
 from torch.utils.data import BatchSampler, DataLoader, DistributedSampler, RandomSampler, Subset
 from torch.utils.data._utils.collate import default_collate_fn_map
 from torchvision.datasets import ImageFolder
@@ -66,7 +68,7 @@ def native_batches(monkeypatch):
 
 def states(loader):
     numpy = np.random.get_state()
-    others = torch.tensor([hash(random.getstate()) % 2**31, hash((numpy[1].tobytes(), numpy[2])) % 2**31])
+    others = torch.tensor([zlib.crc32(repr(random.getstate()).encode()), zlib.crc32(numpy[1].tobytes()), numpy[2]])
     return [torch.get_rng_state(), others, *([loader.generator.get_state()] if loader.generator is not None else [])]
 
 
@@ -97,7 +99,7 @@ def trace(make, epochs=2, breaks_at=None, between=lambda loader, number: None):
 def check(dataset_of, native_batches, own=NATIVE, build=dict, **arguments):
     run = {key: arguments.pop(key) for key in ("epochs", "breaks_at", "between") if key in arguments}
     arguments = {"batch_size": 5, "shuffle": True, **arguments}
-    theirs = trace(lambda: DataLoader(dataset_of(), **arguments, **build()), **run)
+    theirs = kept(lambda: trace(lambda: DataLoader(dataset_of(), **arguments, **build()), **run))
     assert native_batches == {"native": 0, "torch": 0}
     ours = trace(lambda: FastLoader(dataset_of(), **own, **arguments, **build()), **run)
     assert_same(ours, theirs)
@@ -152,7 +154,7 @@ def test_samplers(mixed, folder, native_batches, name):
         assert not native_batches["native"]
         return
     build = lambda: {"shuffle": None, **SAMPLERS[name]()}  # noqa: E731
-    theirs = trace(lambda: DataLoader(ImageFolder(folder, train_v1()), **build()))
+    theirs = kept(lambda: trace(lambda: DataLoader(ImageFolder(folder, train_v1()), **build())))
     ours = trace(lambda: FastLoader(ImageFolder(folder, train_v1()), **build(), **NATIVE))
     assert_same(ours, theirs)
     assert native_batches["native"]
@@ -334,7 +336,7 @@ def test_inference_mode(folder, native_batches):
 def test_a_cast_on_the_host(folder, native_batches, dtype):
     dataset = ImageFolder(folder, train_v1())
     torch.manual_seed(3)
-    wanted = [images.to(dtype) for images, _ in DataLoader(dataset, batch_size=4)]
+    wanted = kept(lambda: [images.to(dtype) for images, _ in DataLoader(dataset, batch_size=4)])
     torch.manual_seed(3)
     assert_same([images for images, _ in ours(dataset, batch_size=4, dtype=dtype)], wanted)
     assert native_batches == {"native": 6, "torch": 0}
@@ -364,7 +366,7 @@ def test_an_error_behind_a_sample_that_python_makes_leaves_the_state_of_its_own(
 def test_a_batch_that_only_torch_can_make_is_told_of(folder, monkeypatch):
     loader = FastLoader(ImageFolder(folder, train_v1()), 3, num_workers=0, device="cpu")
     torch.manual_seed(0)
-    expected = next(iter(DataLoader(ImageFolder(folder, train_v1()), 3)))
+    expected = kept(lambda: next(iter(DataLoader(ImageFolder(folder, train_v1()), 3))))
     torch.manual_seed(0)
     iterator = iter(loader)
     monkeypatch.setattr(in_process, "collated", lambda targets: 1 // 0)
@@ -378,7 +380,7 @@ def test_a_batch_that_only_torch_can_make_is_told_of(folder, monkeypatch):
 @pytest.mark.parametrize("name", ["train_v1", "erasing_v1", "erasing_bytes", "eval_v2", *NOISY])
 def test_on_a_simulated_device(mixed, monkeypatch, native_batches, name, prefetch):
     dataset_of = lambda: ImageFolder(mixed, PIPELINES[name]())  # noqa: E731
-    theirs = trace(lambda: DataLoader(dataset_of(), batch_size=4, shuffle=True))
+    theirs = kept(lambda: trace(lambda: DataLoader(dataset_of(), batch_size=4, shuffle=True)))
     own = {**simulated.install_native(monkeypatch), "device_prefetch": prefetch, "engine": "native"}
     seen = trace(lambda: FastLoader(dataset_of(), batch_size=4, shuffle=True, **own))
     assert all(item[0].is_contiguous(memory_format=torch.channels_last) for item in seen if isinstance(item, list))
@@ -437,7 +439,7 @@ def test_a_forked_child_iterates_too(folder):
 
 def test_threads_share_a_loader(folder, native_batches):
     loader = ours(ImageFolder(folder, eval_v1()), batch_size=4)
-    wanted = list(DataLoader(loader.dataset, batch_size=4))
+    wanted = kept(lambda: list(DataLoader(loader.dataset, batch_size=4)))
     seen = [[] for _ in range(4)]
     threads = [threading.Thread(target=lambda own=own: own.extend(loader)) for own in seen]
     for thread in threads:

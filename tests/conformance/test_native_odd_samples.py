@@ -16,6 +16,7 @@ import pytest
 import torch
 from photos import assert_same, both, drained, epochs_of, jpeg, make_folder, train_v1
 from PIL import Image
+from references import kept
 from torch.utils.data import DataLoader
 from torchvision.datasets import ImageFolder
 from torchvision.transforms import CenterCrop, Compose, Normalize, ToTensor, v2
@@ -64,7 +65,7 @@ def test_a_path_that_cannot_be_is_an_error_in_its_turn(workers):
 
     arguments = {"batch_size": 4, "num_workers": workers}
     ours = slow(lambda: FastLoader(Items(odd), **arguments, **NATIVE))
-    assert_same(ours, slow(lambda: DataLoader(Items(odd), **arguments)))
+    assert_same(ours, kept(lambda: slow(lambda: DataLoader(Items(odd), **arguments))))
     assert ["embedded null byte" in str(batch) for batch in ours if isinstance(batch, ValueError)] == [True]
 
 
@@ -102,7 +103,7 @@ class Reading(Items):
 
 def test_encoded_images_may_all_lie_in_the_same_memory():
     ours = epochs_of(lambda: FastLoader(Reading(items()), batch_size=4, num_workers=3, **NATIVE))
-    assert_same(ours, epochs_of(lambda: DataLoader(Items(items()), batch_size=4, num_workers=3)))
+    assert_same(ours, kept(lambda: epochs_of(lambda: DataLoader(Items(items()), batch_size=4, num_workers=3))))
 
 
 PADDING = {

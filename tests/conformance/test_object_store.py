@@ -9,8 +9,10 @@ import shutil
 import time
 from pathlib import Path
 
+import optional
 import pytest
 import torch
+from object_store import OPTIONS, store_of
 from photos import make_folder, train_v1
 from torch.utils.data import DataLoader
 from torchvision.datasets import ImageFolder
@@ -22,9 +24,7 @@ from fastload.pipeline.tagged_files import key_path, make_key
 from fastload.sources import ObjectStoreImageFolder
 from fastload.sources.fetcher import Kept
 
-pytest.importorskip("obstore")
-pytest.importorskip("moto")
-from object_store import OPTIONS, store_of
+optional.needed("obstore", "moto")
 
 COUNT, BATCH = 36, 4
 

@@ -8,6 +8,7 @@ import pytest
 import torch
 from backends import simulated
 from photos import assert_same, epochs_of, photos_fixture
+from references import kept
 from torch.utils.data import DataLoader, Subset, default_collate
 from torchvision import transforms as v1
 from torchvision.datasets import ImageFolder
@@ -67,7 +68,7 @@ def test_batches_and_generators_are_torchs(root, monkeypatch, leaves, pipeline, 
     dataset = ImageFolder(root, pipeline(Own()))
     transform = dataset.transform
     arguments = {**ARGUMENTS, "persistent_workers": persistent}
-    theirs = epochs_of(lambda: DataLoader(dataset, **arguments))
+    theirs = kept(lambda: epochs_of(lambda: DataLoader(dataset, **arguments)))
     own = simulated.install_native(monkeypatch)
     if slots:
         del own["max_pinned_bytes"]
@@ -101,7 +102,7 @@ def test_a_target_transform_of_ones_own(root, monkeypatch, leaves, chosen):
         decided = iterators.TorchDeviceIterator.__init__
         both = lambda self, loader, route: decided(self, loader, replace(route, tail=without_tail(loader.dataset)))  # noqa: E731
         monkeypatch.setattr(iterators.TorchDeviceIterator, "__init__", both)
-    theirs = epochs_of(lambda: DataLoader(dataset, **ARGUMENTS))
+    theirs = kept(lambda: epochs_of(lambda: DataLoader(dataset, **ARGUMENTS)))
     own = simulated.install_native(monkeypatch)
     loader = FastLoader(dataset, **ARGUMENTS, **own)
     assert ("sent as uint8" in str(loader.plan)) == (chosen == "tail")
@@ -182,6 +183,6 @@ def test_a_sample_alone_is_no_list_of_samples(root, monkeypatch):
 @pytest.mark.parametrize("memory_format", [torch.channels_last, torch.contiguous_format, None])
 def test_batches_on_the_gpu(root, pipeline, memory_format):
     dataset = ImageFolder(root, pipeline(Own()))
-    theirs = epochs_of(lambda: DataLoader(dataset, **ARGUMENTS))
+    theirs = kept(lambda: epochs_of(lambda: DataLoader(dataset, **ARGUMENTS)))
     seen = epochs_of(lambda: FastLoader(dataset, **ARGUMENTS, device="cuda", memory_format=memory_format))
     assert_same([[x.cpu().contiguous() for x in item] if isinstance(item, list) else item for item in seen], theirs)

@@ -8,6 +8,7 @@ import random
 import tarfile
 
 import numpy as np
+import optional
 import pytest
 import torch
 from photos import assert_same, both, epochs_of, jitter_v2, jpeg, pixels, train_v1
@@ -18,7 +19,7 @@ from fastload import FastLoader
 from fastload.engines import webdataset_stages
 from fastload.vision import codec, handlers, image_handler
 
-webdataset = pytest.importorskip("webdataset")
+webdataset = optional.module("webdataset")
 
 SPECS = ("pil", "pilrgb", "rgb8", "rgb", "torchrgb8", "torchrgb", "torch", "l8", "torchl", "rgba", "pill")
 

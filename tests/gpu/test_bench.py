@@ -5,11 +5,9 @@ from __future__ import annotations
 import time
 from pathlib import Path
 
+import optional
 import pytest
 import torch
-
-pytest.importorskip("skimage")
-pytest.importorskip("matplotlib")
 
 from benchmarks.commands import BENCHMARKS
 from benchmarks.step import compare_feeds, time_each_next
@@ -19,6 +17,8 @@ from fastload.bench._trace import profiled, summarize
 from fastload.bench.ladder import Ladder, climb
 from fastload.bench.photos import PhotoSet, write_photos
 from fastload.measurement.clock import CudaClock
+
+optional.needed("skimage", "matplotlib")
 
 pytestmark = pytest.mark.gpu
 

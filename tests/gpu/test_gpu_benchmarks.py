@@ -7,11 +7,9 @@ import json
 import time
 from pathlib import Path
 
+import optional
 import pytest
 import torch
-
-pytest.importorskip("skimage")
-pytest.importorskip("rich")
 
 from benchmarks import energy, gpudecode
 from benchmarks._outputs import _wrong, write_expected
@@ -20,6 +18,8 @@ from benchmarks.contenders._job import Job
 from benchmarks.contenders._registry import CONTENDERS
 from benchmarks.contenders._serve import Server
 from fastload.bench.photos import PhotoSet, write_photos
+
+optional.needed("skimage", "rich")
 
 pytestmark = pytest.mark.gpu
 

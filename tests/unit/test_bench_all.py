@@ -8,8 +8,6 @@ import sys
 
 import pytest
 
-pytest.importorskip("rich")
-
 from benchmarks import _peers, commands, questions
 from benchmarks import all as every
 from benchmarks.__main__ import main as run_benchmark

@@ -10,10 +10,8 @@ import time
 from pathlib import Path
 
 import numpy as np
+import optional
 import pytest
-
-pytest.importorskip("skimage")
-pytest.importorskip("rich")
 
 from benchmarks import decode
 from benchmarks.__main__ import main as run_benchmark
@@ -23,6 +21,8 @@ from fastload import _core
 from fastload.bench import photos
 from fastload.bench.photos import PhotoSet, write_photos
 from fastload.measurement.record import Spread
+
+optional.needed("skimage", "rich")
 
 
 @pytest.fixture(scope="module")

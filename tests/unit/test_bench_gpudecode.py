@@ -13,13 +13,10 @@ from dataclasses import replace
 from types import SimpleNamespace
 
 import numpy as np
+import optional
 import pytest
 import torch
 from PIL import Image
-
-pytest.importorskip("skimage")
-pytest.importorskip("rich")
-
 from torchvision import transforms
 
 from benchmarks import _varied_crops, energy, gpudecode
@@ -32,6 +29,8 @@ from benchmarks.contenders import nvjpeg_lists
 from benchmarks.contenders._job import Job
 from fastload.bench.photos import PhotoSet, write_photos
 from fastload.device import nvrtc
+
+optional.needed("skimage", "rich")
 
 
 def run(*given: object) -> int:

@@ -8,13 +8,10 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
+import optional
 import pytest
 import torch
 from PIL import Image
-
-pytest.importorskip("skimage")
-pytest.importorskip("rich")
-
 from torchvision import transforms as t
 
 from benchmarks import _outputs
@@ -34,6 +31,8 @@ from benchmarks.contenders._registry import CONTENDERS, Contender
 from benchmarks.contenders._serve import Server
 from fastload.bench._data import MEAN, STD
 from fastload.bench.photos import PhotoSet, write_photos
+
+optional.needed("skimage", "rich")
 
 pytestmark = pytest.mark.slow
 

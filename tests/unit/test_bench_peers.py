@@ -13,11 +13,9 @@ from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 
+import optional
 import pytest
 from torchvision import transforms
-
-pytest.importorskip("skimage")
-pytest.importorskip("rich")
 
 from benchmarks import _peers, _ranks, multigpu, questions
 from benchmarks.__main__ import main as run_benchmark
@@ -32,6 +30,8 @@ from benchmarks.memory import host_bytes
 from fastload.bench import _rungs
 from fastload.bench.photos import PhotoSet, write_photos
 from fastload.commands import cli
+
+optional.needed("skimage", "rich")
 
 
 def memory(**given: int) -> _processes.Memory:

@@ -6,12 +6,9 @@ import json
 import os
 from pathlib import Path
 
+import optional
 import pytest
 import torch
-
-pytest.importorskip("skimage")
-pytest.importorskip("rich")
-
 from torch.utils.data import DataLoader
 
 from benchmarks import recipes
@@ -20,6 +17,8 @@ from benchmarks._recipe_steps import Masks, RepeatedSampler, Segmentation, Views
 from benchmarks._recipes import RECIPES, Source, TrainingRecipe
 from fastload import FastLoader
 from fastload.bench.photos import PhotoSet, write_photos
+
+optional.needed("skimage", "rich")
 
 
 @pytest.fixture(scope="module")

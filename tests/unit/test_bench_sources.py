@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import json
 
+import optional
 import pytest
 import torch
-
-pytest.importorskip("skimage")
 
 from benchmarks.__main__ import main as run_benchmark
 from benchmarks.sources import Row, different, epoch, measure
 from benchmarks.tables import sources as table
+
+optional.needed("skimage")
 
 
 def batches(seed, count=3):

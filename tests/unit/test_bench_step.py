@@ -8,11 +8,9 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import optional
 import pytest
 import torch
-
-pytest.importorskip("skimage")
-pytest.importorskip("rich")
 
 from benchmarks import step
 from benchmarks.__main__ import main as run_benchmark
@@ -22,6 +20,8 @@ from fastload import FastLoader
 from fastload.bench.photos import PhotoSet, write_photos
 from fastload.measurement.clock import HostClock
 from fastload.measurement.record import Spread
+
+optional.needed("skimage", "rich")
 
 CPU = torch.device("cpu")
 TINY = BENCHMARKS["step"].parse("step", ["--batch-size", "2", "--steps", "3", "--repeats", "2", "--calls", "4"])

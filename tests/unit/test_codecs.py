@@ -18,6 +18,7 @@ import torch
 from numpy.typing import NDArray
 from PIL import Image, PngImagePlugin
 from png_writer import CHANNELS, SIGNATURE, chunk, header, riff, riff_chunks, write_png
+from references import kept
 from torch.utils.data import DataLoader
 from torchvision import transforms as v1
 from torchvision.datasets import ImageFolder
@@ -387,7 +388,7 @@ def test_a_folder_of_both_is_decoded_natively_with_torchs_batches(tmp_path: Path
         str(tmp_path), v1.Compose([v1.RandomResizedCrop(24), v1.RandomHorizontalFlip(), v1.ToTensor()])
     )
     torch.manual_seed(3)
-    expected = list(DataLoader(dataset, 4, shuffle=True, num_workers=workers))
+    expected = kept(lambda: list(DataLoader(dataset, 4, shuffle=True, num_workers=workers)))
     with FastLoader(dataset, 4, shuffle=True, num_workers=workers, device="cpu", engine="native") as loader:
         torch.manual_seed(3)
         for (images, labels), (images_of_torch, labels_of_torch) in zip(loader, expected, strict=True):

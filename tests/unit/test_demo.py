@@ -2,25 +2,23 @@
 
 from __future__ import annotations
 
-import io
 import json
 import re
 import shutil
 from pathlib import Path
 from typing import Any
 
+import optional
 import pytest
 import torch
-from matplotlib.figure import Figure
 from torch.utils.data import DataLoader, Dataset
-
-pytest.importorskip("skimage")
-pytest.importorskip("rich")
 
 from fastload import FastLoader
 from fastload.bench._compare import count_same, race
 from fastload.bench.photos import PhotoSet, write_photos
 from fastload.commands import cli
+
+optional.needed("matplotlib", "skimage", "rich")
 
 
 @pytest.fixture(scope="module")
@@ -81,20 +79,13 @@ def test_race_runs_every_loader_once_more_than_it_counts_and_uses_its_batches() 
     assert [len(spread.values) for spread in result.values()] == [2, 2]
 
 
-@pytest.fixture(scope="module")
-def fonts() -> None:
-    """Matplotlib keeps the files of the fonts that it has used open."""
-    figure = Figure()
-    figure.suptitle("text")
-    figure.savefig(io.BytesIO())
-
-
 def demo(*given: object) -> int:
     return cli.main(["bench", "demo", *map(str, given)])
 
 
+@pytest.mark.usefixtures("fonts_are_open")
 def test_demo_compares_and_times(
-    fonts: None, photos: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    photos: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
     assert demo("--quick", "--data", photos, "--repeats", 1, "--json", tmp_path / "d.json") == 0

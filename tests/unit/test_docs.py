@@ -15,16 +15,17 @@ import typing
 from pathlib import Path
 from typing import Any
 
+import optional
 import pytest
 import torch
-
-pytest.importorskip("skimage")
 
 import fastload
 from fastload import sources, vision
 from fastload.bench.photos import PhotoSet, write_photos
 from fastload.options import Options
 from scripts import native_list
+
+optional.needed("skimage")
 
 ROOT = Path(__file__).parents[2]
 DOCS = ROOT / "docs"

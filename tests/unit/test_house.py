@@ -81,6 +81,7 @@ OWN = {
 }
 
 
+@pytest.mark.lint
 def test_nothing_lies_in_the_temporary_folder_under_a_name_that_others_can_guess() -> None:
     guessable = re.compile(r"gettempdi[r]|tempfile\.m[k]temp|[\"']/[t]mp\b")
     assert len(FILES) > 200
@@ -96,6 +97,7 @@ def is_below(importer: str, imported: str) -> bool:
     return upper == lower or RANK[upper] < RANK[lower]
 
 
+@pytest.mark.lint
 def test_files_import_only_from_below():
     homeless = [name for name in NAMES if place(name) not in RANK]
     assert not homeless, f"{homeless} have no place in the LAYERS of scripts/architecture.py: give them one"
@@ -103,6 +105,7 @@ def test_files_import_only_from_below():
     assert [f"{name} imports {imported}" for name, imported in pairs if not is_below(name, imported)] == []
 
 
+@pytest.mark.lint
 def test_the_drawing_and_the_table_of_the_layers_are_current():
     for path, text in ((PICTURE, draw(PACKAGE)), (PAGE, page(PACKAGE))):
         assert path.read_text() == text, f"run scripts/architecture.py, which writes {path.name}"
@@ -269,6 +272,7 @@ def names_of_others(place: str) -> set[str]:
     return private_names_of(torch.utils.data.dataloader, *python)
 
 
+@pytest.mark.lint
 def test_files_use_no_private_names_of_each_other():
     trees = {name: ast.parse(path.read_text()) for name, path in MODULES.items()}
     defined = {name: private_names_defined_in(tree) for name, tree in trees.items()}
@@ -280,6 +284,7 @@ def test_files_use_no_private_names_of_each_other():
     assert {name: names for name, names in wrong.items() if names} == {}
 
 
+@pytest.mark.lint
 def test_a_class_name_stands_once_in_the_package():
     where: dict[str, list[str]] = {}
     for name, path in MODULES.items():
@@ -289,6 +294,7 @@ def test_a_class_name_stands_once_in_the_package():
     assert {name: files for name, files in where.items() if len(files) > 1} == {}
 
 
+@pytest.mark.lint
 def test_no_file_imports_itself_by_way_of_others():
     graph = {name: imports_of(path, NAMES) for name, path in MODULES.items()}
     done: set[str] = set()
@@ -327,6 +333,7 @@ def test_the_parser_of_imports_sees_what_it_should(tmp_path):
     assert is_below("fastload.prefetch", "fastload.device.transfer")
 
 
+@pytest.mark.lint
 def test_files_of_the_core_include_only_from_below():
     def is_below(includer: Path, included: Path) -> bool:
         upper, lower = str(includer.parent), str(included.parent)
@@ -337,18 +344,21 @@ def test_files_of_the_core_include_only_from_below():
     assert [f"{includer} includes {included}" for includer, included in pairs if not is_below(includer, included)] == []
 
 
+@pytest.mark.lint
 def test_folders_of_the_core_have_a_place_and_few_files():
     counts = Counter(str(path.parent.relative_to(CSRC)) for path in CSRC.rglob("*") if path.is_file())
     assert counts.keys() == CORE_RANK.keys(), "give each folder a line of CORE in scripts/architecture.py"
     assert {folder: count for folder, count in counts.items() if count > CORE_FILES_MAX} == {}
 
 
+@pytest.mark.lint
 def test_files_stay_short():
     files = {**MODULES, **{str(path): path for path in CSRC.rglob("*") if path.is_file()}}
     lines = {name: len(path.read_text().splitlines()) for name, path in files.items()}
     assert {name: count for name, count in lines.items() if count >= LINES_MAX} == {}, "each is two files"
 
 
+@pytest.mark.lint
 def test_first_lines_of_docstrings_are_short_and_no_word_is_odd():
     found = []
     for path in FILES:
@@ -360,6 +370,7 @@ def test_first_lines_of_docstrings_are_short_and_no_word_is_odd():
     assert found == []
 
 
+@pytest.mark.lint
 def test_scripts_import_names_that_exist():
     missing = []
     for path in FOLDERS[3].glob("*.py"):

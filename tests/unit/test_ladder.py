@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import io
 import itertools
 import json
 import multiprocessing
@@ -10,15 +9,10 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, ClassVar
 
+import optional
 import pytest
 import torch
 from torch.utils.data import DataLoader
-
-pytest.importorskip("skimage")
-pytest.importorskip("matplotlib")
-pytest.importorskip("rich")
-
-from matplotlib.figure import Figure
 
 from fastload import FastLoader
 from fastload.bench import _data, _rungs, ladder
@@ -41,20 +35,15 @@ from fastload.bench.photos import PhotoSet, write_photos
 from fastload.commands import cli
 from fastload.measurement.clock import HostClock
 
+optional.needed("skimage", "matplotlib", "rich")
+pytestmark = pytest.mark.usefixtures("fonts_are_open")
+
 CPU = torch.device("cpu")
 
 
 @pytest.fixture(scope="module")
 def photos(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write_photos(tmp_path_factory.mktemp("data") / "photos", PhotoSet(count=16, classes=2, edge_px=64)).path
-
-
-@pytest.fixture(scope="module", autouse=True)
-def fonts_are_open() -> None:
-    """Matplotlib keeps the fonts that it has used open for the life of the process."""
-    figure = Figure()
-    figure.text(0, 0, "x ×·")
-    figure.savefig(io.BytesIO())
 
 
 class Timeline:

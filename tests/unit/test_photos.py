@@ -6,15 +6,16 @@ from dataclasses import asdict
 from pathlib import Path
 
 import numpy as np
+import optional
 import pytest
 from PIL import Image
-
-pytest.importorskip("skimage")
 
 from fastload.bench import photos
 from fastload.bench.photos import MANIFEST, PHOTOS, PhotoSet, make_photo, write_photos
 from fastload.commands import cli
 from fastload.commands.bench import COMMANDS
+
+optional.needed("skimage")
 
 SMALL = PhotoSet(count=24, classes=4, edge_px=96)
 

@@ -83,7 +83,7 @@ def shell_lines(program: str, pages: list[Path]) -> list[str]:
 @pytest.mark.parametrize("line", shell_lines("make", PAGES[:1]))
 def test_make_command_of_the_readme_is_run_before_a_merge(line: str) -> None:
     ci = (ROOT / ".ci" / "run").read_text()
-    assert re.search(rf"^part {re.escape(line)}(-all| ARGS=--quick)?$", ci, flags=re.MULTILINE)
+    assert re.search(rf"^part {re.escape(line)}(-all| ARGS=--(quick|slow))?$", ci, flags=re.MULTILINE)
 
 
 @pytest.mark.parametrize("line", [line for line in shell_lines("fastload", PAGES) if " bench " in line])

@@ -15,12 +15,13 @@ import threading
 import time
 from types import SimpleNamespace
 
+import optional
 import pytest
 
 from fastload.sources import ObjectStoreImageFolder, object_store, requests
 from fastload.sources.fetcher import Fetcher, Setup, _store_of, _write_all
 
-obstore = pytest.importorskip("obstore")
+optional.needed("obstore")
 
 
 def stored_in(tmp_path):
@@ -300,7 +301,7 @@ def test_an_object_is_as_large_as_announced_and_has_the_tag_that_was_listed(monk
 
     def answer(*wanted, size=3, tag='"t"', data=b"abc"):
         meta = {"size": size, "e_tag": tag}
-        monkeypatch.setattr(obstore, "get", lambda *_: SimpleNamespace(meta=meta, bytes=lambda: data))
+        monkeypatch.setattr("obstore.get", lambda *_: SimpleNamespace(meta=meta, bytes=lambda: data))
         return fetcher._object("key", *wanted)
 
     for listed, tag in (('"t"', '"t"'), ("t", '"t"'), ('"t"', 'W/"t"'), (None, '"t"'), ('"t"', None)):
@@ -318,9 +319,9 @@ def test_an_object_is_as_large_as_announced_and_has_the_tag_that_was_listed(monk
 def test_a_list_has_each_object_once_and_ends(monkeypatch):
     fetcher = Fetcher(Setup("s3://bucket", {}, 1, 0, None, 1), None, lambda *_: None)
     page = [{"path": f"class/{number}.jpg", "size": number, "e_tag": None} for number in range(5)]
-    monkeypatch.setattr(obstore, "list", lambda _: iter([page[:3], page[2:]]))
+    monkeypatch.setattr("obstore.list", lambda _: iter([page[:3], page[2:]]))
     assert pickle.loads(fetcher._list()) == [(f"class/{number}.jpg", number, None) for number in range(5)]
-    monkeypatch.setattr(obstore, "list", lambda _: itertools.repeat(page))
+    monkeypatch.setattr("obstore.list", lambda _: itertools.repeat(page))
     with pytest.raises(OSError, match="the store's list repeats itself: 5 different objects among"):
         fetcher._list()
 

@@ -9,7 +9,6 @@ from dataclasses import replace
 
 import pytest
 import torch
-from rich.console import Console
 from torch.utils.data import DataLoader, Dataset
 
 from fastload import FastLoader
@@ -192,6 +191,8 @@ def test_ctrl_c_shows_what_was_tried_until_then(factories, capsys, monkeypatch):
 
 
 def test_the_table_fits_80_columns(monkeypatch, capsys):
+    from rich.console import Console
+
     monkeypatch.setattr("fastload.measurement.console.console", functools.partial(Console, width=80))
     wide = replace(LOOK, workers=128, images_per_s=123456.0, consumer_images_per_s=1e6, cores=99.5, wait_share=1.0)
     tune._show([wide, replace(wide, workers=64)], 64, has_step=True)

@@ -8,6 +8,7 @@ import tarfile
 import warnings
 
 import numpy as np
+import optional
 import pytest
 import torch
 import torchvision.transforms as v1
@@ -22,7 +23,7 @@ from fastload.engines.pending_pixels import Pending
 from fastload.engines.webdataset_stages import with_pending_images
 from fastload.pipeline import tail
 
-webdataset = pytest.importorskip("webdataset")
+webdataset = optional.module("webdataset")
 
 COUNT = 14
 CROPS = [v1.RandomResizedCrop(40), v1.RandomHorizontalFlip()]

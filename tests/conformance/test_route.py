@@ -15,6 +15,7 @@ from torchvision import transforms as v1
 from torchvision.datasets import ImageFolder
 
 from fastload import FastLoader
+from fastload.engines import lazy_images
 from fastload.engines.native_samples import WorkerFetcher
 from fastload.engines.parity_results import FallbackWarning
 from fastload.engines.workers import route_of
@@ -152,7 +153,8 @@ def test_threads_that_persist_make_the_next_epoch_too(root):
         assert len(list(loader)) == 2
 
 
-def test_a_worker_whose_functions_change_the_pipeline_says_that_it_gives_up(root):
+def test_a_worker_whose_functions_change_the_pipeline_says_that_it_gives_up(root, monkeypatch):
+    monkeypatch.setattr(lazy_images, "install", lambda: None)  # this is no worker
     dataset = ImageFolder(root, eval_v1())
     fetcher = WorkerFetcher(probed, exact=True)
     fetcher.replaced = SimpleNamespace(dataset=dataset)

@@ -47,7 +47,7 @@ class _Test:
     given: set[Path] = field(default_factory=set)
 
     def folders(self) -> dict[str, str]:
-        """Return the test's own folders below that of all, by the fixtures' names, the longest paths first."""
+        """Return the test's own folders by the fixtures' names, the longest paths first."""
         fixtures = getattr(self.item, "funcargs", {}).items()
         paths = {name: str(value) for name, value in fixtures if isinstance(value, str | Path)}
         below = {name: path for name, path in paths.items() if path.startswith(self.temporary + os.sep)}

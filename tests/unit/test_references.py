@@ -15,7 +15,7 @@ from fastload import FastLoader
 
 @pytest.fixture
 def begin(request, tmp_path, monkeypatch):
-    """Begin another run of the test, not in full; what runs keep is in an empty folder at first."""
+    """Begin another run of the test, which keeps results in an empty folder."""
     monkeypatch.setattr(references, "KEPT", tmp_path / "kept")
     monkeypatch.setattr(references, "_made", {})
 
@@ -71,7 +71,7 @@ def test_paths_are_those_of_the_test_that_asks(begin, request, tmp_path, tmp_pat
     first, second = seen
     assert first == [[*path, False] for path in paths]
     assert second[0] == [f"in {other}/a", f"{other}: {other}", False]
-    assert second[1:] == [[*path, True] for path in paths[1:]]  # a folder of nobody's, or another's: not kept
+    assert second[1:] == [[*path, True] for path in paths[1:]]  # a folder that is no fixture's, or another's: not kept
 
 
 def test_what_is_given_is_changed_by_no_user_of_it(begin):

@@ -161,8 +161,7 @@ def _look(twin: Any, sizing: Any, step: Any, seconds: float, on_look: Callable[[
 
     feed: Any = endless(twin)
     step(next(feed))
-    is_native = twin.plan.engine == "native"
-    on_look(sizing.threads if is_native and sizing.threads else int(twin.num_workers))
+    on_look(_number_of(twin, sizing))
     for _ in range(in_flight(twin)):
         step(next(feed))
     before = twin.stats()
@@ -170,7 +169,7 @@ def _look(twin: Any, sizing: Any, step: Any, seconds: float, on_look: Callable[[
     stats = twin.stats().since(before)
     feed.close()
     return Look(
-        workers=sizing.threads if is_native and sizing.threads else int(twin.num_workers),
+        workers=_number_of(twin, sizing),
         images_per_s=rate.images_per_s,
         consumer_images_per_s=stats.consumer_images_per_s,
         wait_share=rate.wait_share,
@@ -180,6 +179,11 @@ def _look(twin: Any, sizing: Any, step: Any, seconds: float, on_look: Callable[[
         cost_s=stats.making_s / stats.images if stats.images else 0.0,
         verdict=report(stats).verdict,
     )
+
+
+def _number_of(twin: Any, sizing: Any) -> int:
+    """Threads or processes in use; threads begin as many as there may be."""
+    return sizing.threads or sizing.cores if twin.plan.engine == "native" else int(twin.num_workers)
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

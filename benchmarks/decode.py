@@ -42,9 +42,9 @@ from fastload.bench._data import check_data
 from fastload.bench.photos import PhotoSet, write_photos
 from fastload.measurement.console import console
 from fastload.measurement.record import Spread, environment, extent, interleave, ratio, save
-from fastload.pipeline.calibration import calibrate
+from fastload.pipeline.installed.decodes import calibrate
+from fastload.pipeline.installed.torch_stream import calibrate_stream
 from fastload.pipeline.nodes import FILTERS
-from fastload.pipeline.random_stream import calibrate_stream
 
 Contenders = dict[str, Callable[[], object]]
 

@@ -35,7 +35,8 @@ from fastload._arguments import check_names
 from fastload._machine import usable_cpus
 from fastload.bench._steps import TrainingStep, check_model, fixed_shapes, time_steps
 from fastload.bench._trace import profiled
-from fastload.device import decode, nvrtc
+from fastload.device import nvrtc
+from fastload.device.decode import files as decode
 from fastload.measurement.clock import CudaClock
 from fastload.measurement.console import console
 from fastload.measurement.record import Spread, environment, extent, ratio, save

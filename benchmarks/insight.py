@@ -30,7 +30,7 @@ from fastload._arguments import UsageError
 from fastload.autoscale.policy import cores_for_loading
 from fastload.bench._data import EndlessDraws, image_pool, open_images
 from fastload.device import transfer as transfer_module
-from fastload.engines.copy_scheduler import CopyScheduler
+from fastload.device.copy_scheduler import CopyScheduler
 from fastload.measurement.console import console
 from fastload.measurement.record import Spread, environment, extent, interleave, save
 from fastload.measurement.throughput import NATIVE_AHEAD, Rate, endless, in_flight, loop_rate

@@ -9,7 +9,7 @@ from fastload._lazy import attributes
 from fastload._version import __version__
 
 if TYPE_CHECKING:
-    from fastload.engines.parity_results import FallbackWarning
+    from fastload.check.results import FallbackWarning
     from fastload.loader import FastLoader
     from fastload.loader import FastLoader as DataLoader
     from fastload.nvtx.annotate import annotate
@@ -27,7 +27,7 @@ else:  # PEP 562: a name is imported when it is first used, so that the command 
         __name__,
         {
             "DataLoader": "fastload.loader:FastLoader",
-            "FallbackWarning": "fastload.engines.parity_results:FallbackWarning",
+            "FallbackWarning": "fastload.check.results:FallbackWarning",
             "FastLoader": "fastload.loader:FastLoader",
             "JpegInfo": "fastload.vision.codec:JpegInfo",
             "Plan": "fastload.plan:Plan",

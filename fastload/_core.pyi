@@ -42,8 +42,8 @@ def apply_steps(
 ) -> bool: ...
 
 # Draws the random parameters of a chain of transforms, in torchvision's order. What kinds and fields there are is in
-# fastload/pipeline/ops.py. add() raises ValueError if an argument is invalid. begin_view() begins another chain for the
-# same image.
+# fastload/pipeline/ops/table.py. add() raises ValueError if an argument is invalid. begin_view() begins another chain
+# for the same image.
 class DrawPlan:
     def __init__(self) -> None: ...
     def add(self, kind: str, **fields: Any) -> None: ...

@@ -10,11 +10,10 @@ import torch
 from torch.utils.data._utils.pin_memory import pin_memory
 
 from fastload._batch import as_inference_tensors
+from fastload.device.copy_scheduler import CopyScheduler
 from fastload.device.normalize import layout_of, pixel_images, table_images
 from fastload.device.transfer import AT_ONCE_MAX_BYTES, DeviceBatch, Transfer
-from fastload.engines.copy_scheduler import CopyScheduler
-from fastload.engines.loader_state import ITERATOR_CLOSED, epochs_of, state_of
-from fastload.engines.workers import Collate, next_of, start_epoch
+from fastload.loader_state import ITERATOR_CLOSED, epochs_of, state_of
 from fastload.memory.limits import pins
 from fastload.memory.slots import SlotWriter
 from fastload.nvtx import stages
@@ -25,20 +24,21 @@ from fastload.stats.meter import Meter, counters_for, measure, measure_here
 from fastload.torch_workers.processes import after_error, shut_down
 from fastload.torch_workers.signals import Finalizer, deferred_signals
 from fastload.torch_workers.view import refresh, view_of
+from fastload.workers.start import Collate, next_of, start_epoch
 from fastload.workers.worker import setup_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
     from typing import Self
 
-    from fastload.engines.decode_threads import NativeIterator
-    from fastload.engines.host_images import HostImages
-    from fastload.engines.in_process import InProcessFetcher
-    from fastload.engines.sample_process import SampleProcess
+    from fastload.device.host_images import HostImages
+    from fastload.native.in_next import InProcessFetcher
+    from fastload.native.iterator import NativeIterator
     from fastload.options import LoaderConfig
-    from fastload.pipeline.erasing import Patch
-    from fastload.pipeline.reader import Recipe
-    from fastload.pipeline.samples import Collated
+    from fastload.pipeline.datasets.samples import Collated
+    from fastload.pipeline.ops.erasing import Patch
+    from fastload.pipeline.recipe import Recipe
+    from fastload.python_samples.sample_process import SampleProcess
     from fastload.route import Route
 
 
@@ -51,7 +51,7 @@ def start_native(loader: LoaderConfig[Any], route: Route) -> Any:
     Raises:
         RuntimeError: The check fails and ``engine="native"``.
     """
-    from fastload.engines.native_processes import own_process, sample_process
+    from fastload.native.processes import own_process, sample_process
 
     state, native, device = state_of(loader), cast("Any", None), route.device
     recipe: Any = route.recipe
@@ -86,8 +86,8 @@ def start_native(loader: LoaderConfig[Any], route: Route) -> Any:
 
 def native_on_host(loader: LoaderConfig[Any], recipe: Recipe, process: SampleProcess) -> NativeIterator:
     """Return an iterator over native batches in host memory, as torch's workers make them."""
-    from fastload.engines.decode_threads import NativeIterator
-    from fastload.engines.host_images import host_images_of
+    from fastload.device.host_images import host_images_of
+    from fastload.native.iterator import NativeIterator
 
     pinned = loader.pin_memory and can_pin()
 
@@ -106,7 +106,7 @@ def fetcher_in_process(loader: LoaderConfig[Any], route: Route) -> InProcessFetc
     """
     if route.maker != "next":
         return None
-    from fastload.engines.in_process import InProcessFetcher
+    from fastload.native.in_next import InProcessFetcher
 
     fetcher = InProcessFetcher(loader, route.device)
     return fetcher if fetcher.is_native else None
@@ -243,16 +243,16 @@ class NativeDeviceIterator(DeviceIterator):
     """Copies native batches to a device as soon as they are made.
 
     Args:
-        loader: See :class:`~fastload.engines.decode_threads.NativeIterator`.
+        loader: See :class:`~fastload.native.iterator.NativeIterator`.
         recipe: How to make the loader's samples; a snapshot.
-        process: See :class:`~fastload.engines.decode_pipeline.DecodePipeline`.
+        process: See :class:`~fastload.native.pipeline.DecodePipeline`.
         route: What makes the epoch.
     """
 
     runs_recipe = True
 
     def __init__(self, loader: LoaderConfig[Any], recipe: Recipe, process: SampleProcess, route: Route) -> None:
-        from fastload.engines.decode_threads import NativeIterator
+        from fastload.native.iterator import NativeIterator
 
         device = route.device
         stream = state_of(loader).copy_stream(device) if loader.device_prefetch else None

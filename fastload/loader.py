@@ -15,9 +15,8 @@ from torch.utils.data import DataLoader
 
 from fastload._display import card, table
 from fastload.autoscale.policy import AutoWorkers, auto_workers
-from fastload.engines.loader_state import LoaderState, state_of
-from fastload.engines.workers import route_of, start_iterator
 from fastload.iterators import DeviceIterator, TorchDeviceIterator, fetcher_in_process, start_native
+from fastload.loader_state import LoaderState, state_of
 from fastload.options import (
     INDEX_BYTES,
     Decode,
@@ -38,6 +37,7 @@ from fastload.stats.meter import Meter, counters_for, measure, next_epoch
 from fastload.stats.stats import Stats
 from fastload.torch_workers.processes import start_workers
 from fastload.torch_workers.view import is_torchdatas, take_over
+from fastload.workers.start import route_of, start_iterator
 from fastload.workers.worker import setup_of
 
 if TYPE_CHECKING:

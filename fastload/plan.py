@@ -12,7 +12,7 @@ from torch.utils.data import IterableDataset, default_collate, default_convert
 
 from fastload._display import card, paragraphs, table
 from fastload.autoscale.policy import NATIVE_STREAMS, AutoWorkers, cores_for_loading
-from fastload.engines.loader_state import state_of
+from fastload.loader_state import state_of
 from fastload.memory.limits import pinned_limit, pins, slots_wanted
 from fastload.options import LEVELS_OFF, can_pin, has_own_iterator, has_state, has_streams, resolve_device
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from fastload.options import LoaderConfig
-    from fastload.pipeline.reader import Recipe
+    from fastload.pipeline.recipe import Recipe
     from fastload.route import Route
     from fastload.stats.stats import Stats
 
@@ -264,7 +264,7 @@ def _decodes(loader: LoaderConfig[Any], recipe: Recipe) -> str:
     if (views := recipe.pipeline.views) > 1:
         what = "images of each sample" if recipe.images > 1 else "views of each"
         names = f"{views} {what}, in all {names}"
-    from fastload.pipeline.calibration import calibrate  # imports Pillow's plugins
+    from fastload.pipeline.installed.decodes import calibrate  # imports Pillow's plugins
 
     formats = ["JPEG", *sorted({name.split()[0] for name in calibrate().formats})]
     source = "arrays" if recipe.in_memory else f"{', '.join(formats)} files"
@@ -274,7 +274,7 @@ def _decodes(loader: LoaderConfig[Any], recipe: Recipe) -> str:
 def _indexed(loader: LoaderConfig[Any], recipe: Recipe) -> str:
     if recipe.in_memory or not loader.max_index_bytes:
         return ""
-    from fastload.pipeline.index_file import IndexFileError, index_file_of
+    from fastload.jpeg_index.file import IndexFileError, index_file_of
 
     most = f"an index of at most {loader.max_index_bytes / 1e6:.0f} MB says where to begin in files decoded before"
     try:

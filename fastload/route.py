@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from fastload.options import LoaderConfig
-    from fastload.pipeline.reader import Recipe
+    from fastload.pipeline.recipe import Recipe
     from fastload.pipeline.tail import Tail
 
 Maker: TypeAlias = Literal["threads", "next", "workers", "python"]
@@ -124,7 +124,7 @@ def _running(loader: LoaderConfig[Any], device: torch.device) -> Recipe | None:
 
 
 def _not_on_gpu(loader: LoaderConfig[Any], recipe: Recipe, device: torch.device) -> str | None:
-    from fastload.device import decodable
+    from fastload.device.decode import loader_allows as decodable
 
     return decodable.not_on_gpu_because(loader, recipe, device)
 
@@ -151,7 +151,7 @@ def read_loader(loader: LoaderConfig[Any], device: torch.device) -> Recipe | tup
         )
     if importlib.util.find_spec("fastload._core") is None:
         return (*reasons, "fastload._core is not built; reinstall fastload with a C++ compiler")
-    from fastload.pipeline.reader import Refusal, read_recipe
+    from fastload.pipeline.recipe import Refusal, read_recipe
 
     first_call = loader.worker_init_fn if loader.num_workers else None
     recipe = read_recipe(loader.dataset, loader.collate_fn, first_call, exact=loader.exact)

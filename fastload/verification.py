@@ -16,14 +16,14 @@ from torch.utils import data
 from fastload._compare import ComparedValues, difference
 from fastload._display import card, paragraphs
 from fastload.autoscale.policy import AutoWorkers
-from fastload.engines.workers import route_of, start_epoch
 from fastload.loader import FastLoader
 from fastload.options import LEVELS_OFF, has_own_iterator, length_of
-from fastload.pipeline.datasets import sample_name
+from fastload.pipeline.datasets.folders import sample_name
 from fastload.randomness.by_sample import SeededByIndex, seeded, show_own_dataset
 from fastload.stats.progress import terminal_bar
 from fastload.torch_workers.twin import independent_twin
 from fastload.torch_workers.view import refresh, view_of
+from fastload.workers.start import route_of, start_epoch
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

@@ -11,10 +11,10 @@ import sys
 from pathlib import Path
 from typing import Final
 
-from fastload.pipeline.datasets import OF_ARRAYS, OF_FILES
-from fastload.pipeline.ops import OPS, TIMMS_OPS
-from fastload.pipeline.ops_tensor import TENSOR_OPS
-from fastload.pipeline.transform_roles import ROLES
+from fastload.pipeline.datasets.folders import OF_ARRAYS, OF_FILES
+from fastload.pipeline.ops.table import OPS, TIMMS_OPS
+from fastload.pipeline.ops.tensor import TENSOR_OPS
+from fastload.pipeline.roles import ROLES
 
 _IMPLIED: Final = "ToRGB"  # no class of torchvision: what `Lambda(lambda image: image.convert("RGB"))` is read as
 

@@ -13,7 +13,8 @@ from typing import Any
 import numpy as np
 import torch
 
-from fastload.device import decode, nvrtc
+from fastload.device import nvrtc
+from fastload.device.decode import files as decode
 
 # Each thread of a block is a context of its own, which a barrier leaves for the next one.
 SHIM = """

@@ -15,7 +15,7 @@ namespace fastload {
 // Points within one file, as PointRecorder codes them.
 using Points = std::shared_ptr<const std::vector<std::uint8_t>>;
 
-// The layout, in little-endian words of 8 bytes (fastload/pipeline/index_file.py writes it):
+// The layout, in little-endian words of 8 bytes (fastload/jpeg_index/file.py writes it):
 //   0 magic and version   8 number of lists   16 where the table begins   24 where it ends   32 size of all
 //   40 tag of the bytes before   48 lists, each a tag and the points   then the table, by id: id, place <<
 //   24 | bytes of the list   then what `fastload index` wants to know again, with a tag before it

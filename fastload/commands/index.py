@@ -34,8 +34,8 @@ def main(args: argparse.Namespace) -> int:
 
     0 if all files were read, 1 if some could not be, 2 if nothing was written, 130 after Ctrl-C.
     """
-    from fastload.pipeline.index_file import NAME, is_index
-    from fastload.pipeline.tagged_files import UserKeyError, make_key
+    from fastload.jpeg_index.file import NAME, is_index
+    from fastload.jpeg_index.tagged_files import UserKeyError, make_key
 
     folder: Path = args.folder
     if not folder.is_dir():
@@ -63,7 +63,7 @@ def _update(folder: Path, names: list[str], output: Path, key: bytes, threads: i
 
     from fastload import _core
     from fastload._machine import usable_cpus
-    from fastload.pipeline.index_file import IndexWriter, OldIndex
+    from fastload.jpeg_index.file import IndexWriter, OldIndex
     from fastload.stats.progress import terminal_bar
 
     old = OldIndex(output, key)

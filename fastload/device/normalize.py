@@ -19,8 +19,8 @@ if TYPE_CHECKING:
 
     from fastload.device.erasing import Erased, Noise
     from fastload.device.timing import Timing
-    from fastload.pipeline.erasing import Patch
-    from fastload.pipeline.reader import Recipe
+    from fastload.pipeline.ops.erasing import Patch
+    from fastload.pipeline.recipe import Recipe
 
 TABLE_DTYPES: Final = (torch.float32, torch.float16, torch.bfloat16)
 LAYOUTS: Final = (torch.channels_last, torch.contiguous_format)

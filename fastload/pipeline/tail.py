@@ -19,12 +19,12 @@ from PIL import Image
 from torch.utils.data import Subset
 from torchvision.datasets import DatasetFolder, ImageFolder, ImageNet
 
-from fastload.pipeline.datasets import ORIGINALS
+from fastload.pipeline.datasets.folders import ORIGINALS
 from fastload.pipeline.errors import Refused
-from fastload.pipeline.library_settings import check_collating
-from fastload.pipeline.transform_roles import patched, role_of
+from fastload.pipeline.installed.settings import check_collating
+from fastload.pipeline.installed.watched import check_libraries
+from fastload.pipeline.roles import patched, role_of
 from fastload.pipeline.transforms import LAYOUT_BY_STRIDE, table_of
-from fastload.pipeline.watched_functions import check_libraries
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

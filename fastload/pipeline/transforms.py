@@ -17,22 +17,22 @@ from PIL import Image
 from torchvision.transforms.functional import pil_to_tensor
 
 from fastload._compare import same_bits
-from fastload.pipeline.erasing import Erasing, Patch, erased_by, read_erasing
+from fastload.pipeline.code.own_transforms import own_transform
+from fastload.pipeline.code.views import views_of
+from fastload.pipeline.code.wrappers import ToRGB, parts_of
 from fastload.pipeline.errors import Refused, name_of
-from fastload.pipeline.library_settings import check_dtype, check_modes
-from fastload.pipeline.monkeypatch_check import is_own
+from fastload.pipeline.installed.patches import is_own
+from fastload.pipeline.installed.python_stream import check_others, draws_from_others
+from fastload.pipeline.installed.resizes import TENSOR_FILTERS
+from fastload.pipeline.installed.settings import check_dtype, check_modes
+from fastload.pipeline.installed.steps import leaves
+from fastload.pipeline.installed.watched import check_libraries
 from fastload.pipeline.nodes import Node, Place, is_v2, pillow_filter
-from fastload.pipeline.ops import ON_GRAY, OPS
-from fastload.pipeline.ops_blur import check_behind
-from fastload.pipeline.ops_tensor import TENSOR_OPS
-from fastload.pipeline.own_transforms import own_transform
-from fastload.pipeline.python_stream import check_others, draws_from_others
-from fastload.pipeline.step_calibration import leaves
-from fastload.pipeline.tensor_resize import TENSOR_FILTERS
-from fastload.pipeline.transform_roles import ORIGINALS, op_of, patched, role_of
-from fastload.pipeline.views import views_of
-from fastload.pipeline.watched_functions import check_libraries
-from fastload.pipeline.wrappers import ToRGB, parts_of
+from fastload.pipeline.ops.blur import check_behind
+from fastload.pipeline.ops.erasing import Erasing, Patch, erased_by, read_erasing
+from fastload.pipeline.ops.table import ON_GRAY, OPS
+from fastload.pipeline.ops.tensor import TENSOR_OPS
+from fastload.pipeline.roles import ORIGINALS, op_of, patched, role_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator

@@ -15,7 +15,7 @@ import torch
 from torch.utils.data._utils import worker
 
 from fastload import _core
-from fastload.pipeline.python_stream import STATE_BYTES, numpy_bytes, numpy_state, python_bytes, python_state
+from fastload.pipeline.installed.python_stream import STATE_BYTES, numpy_bytes, numpy_state, python_bytes, python_state
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

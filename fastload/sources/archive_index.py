@@ -2,8 +2,8 @@
 
 Reading a tar archive's headers takes a seek for each member, so the result is kept: as ``ARCHIVE.index.npz``, or in
 ``$XDG_CACHE_HOME/fastload/archives`` where that cannot be written or is another's. An index is used only if this user's
-programs have written it (:mod:`fastload.pipeline.tagged_files`), and while the archive is the file that it was. Members
-are read with their headers, which must be those that were indexed.
+programs have written it (:mod:`fastload.jpeg_index.tagged_files`), and while the archive is the file that it was.
+Members are read with their headers, which must be those that were indexed.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, Any, BinaryIO, Final
 import numpy as np
 
 from fastload._files import open_file, open_regular, user_folder
-from fastload.pipeline import tagged_files
+from fastload.jpeg_index import tagged_files
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence

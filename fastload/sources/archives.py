@@ -11,8 +11,8 @@ import numpy as np
 from torch.utils.data import Dataset
 from torchvision.datasets.folder import IMG_EXTENSIONS
 
-from fastload.pipeline.reader import opened
-from fastload.pipeline.samples import named
+from fastload.pipeline.datasets.samples import named
+from fastload.pipeline.recipe import opened
 from fastload.sources.archive_index import COLUMNS, FOLDER, OTHER, ArchiveError, ArchiveReader, as_list, read_index
 
 if TYPE_CHECKING:

@@ -10,7 +10,7 @@ import threading
 import time
 from typing import Final
 
-from fastload.pipeline import tagged_files
+from fastload.jpeg_index import tagged_files
 
 _KEPT_SHARE: Final = 0.9  # of the bound, after files were removed
 _COUNTED_SHARE: Final = 0.05  # of the bound: files are counted when a process has added so many bytes
@@ -22,7 +22,7 @@ class DiskCache:
 
     Several processes may share it, so that a file may be removed at any time. Thread-safe. Other files in the folder
     are neither counted nor removed. Each user's files have names and tags of that user's key
-    (:mod:`fastload.pipeline.tagged_files`); who reads a file checks its tags with :meth:`key_of`.
+    (:mod:`fastload.jpeg_index.tagged_files`); who reads a file checks its tags with :meth:`key_of`.
 
     Args:
         folder: Made if there is none.

@@ -14,9 +14,9 @@ from urllib.parse import urlsplit
 from torch.utils.data import Dataset, get_worker_info
 from torchvision.datasets.folder import IMG_EXTENSIONS
 
-from fastload.pipeline.reader import opened
-from fastload.pipeline.samples import KeptFile, named
-from fastload.pipeline.tagged_files import make_key
+from fastload.jpeg_index.tagged_files import make_key
+from fastload.pipeline.datasets.samples import KeptFile, named
+from fastload.pipeline.recipe import opened
 from fastload.sources.fetcher import Kept, Setup
 from fastload.sources.requests import Requests
 

@@ -15,8 +15,8 @@ import torch
 from torch.utils.data import Dataset, Sampler
 
 from fastload._files import open_file
-from fastload.pipeline.reader import opened
-from fastload.pipeline.samples import EncodedImage, named
+from fastload.pipeline.datasets.samples import EncodedImage, named
+from fastload.pipeline.recipe import opened
 from fastload.sources.archive_index import COLUMNS, STORED, ArchiveError, ArchiveReader, as_list, stamp_of
 
 if TYPE_CHECKING:

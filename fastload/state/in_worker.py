@@ -16,15 +16,15 @@ from typing import TYPE_CHECKING, Any, Final
 from torch._utils import ExceptionWrapper
 from torch.utils.data import IterableDataset
 
+from fastload.memory.kept_states import KeptState
 from fastload.options import has_state
 from fastload.randomness.by_sample import SeededByIndex
 from fastload.randomness.packed import Texts, unpack
-from fastload.stats.kept_states import KeptState
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from fastload.stats.kept_states import KeptStates
+    from fastload.memory.kept_states import KeptStates
 
 
 FLAGS: Final = ("is_iterator", "read_again", "ended")

@@ -18,10 +18,10 @@ from fastload.state.in_worker import NO_STATE, DatasetState, NotLoaded, WorkerSt
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
+    from fastload.memory.kept_states import KeptState, KeptStates
     from fastload.options import LoaderConfig
     from fastload.state.resume import Resumption
     from fastload.state.sources import Sources
-    from fastload.stats.kept_states import KeptState, KeptStates
     from fastload.stats.meter import Meter
 
 

@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING, Any, Final
 
 from torch.utils.data import IterableDataset
 
+from fastload.memory.kept_states import KeptStates
 from fastload.stats.fetch_timer import TimedFetch, WorkerCounters
-from fastload.stats.kept_states import KeptStates
 from fastload.stats.shared_counters import FIGURES, SharedCounters
 from fastload.stats.stack_sampler import SAMPLES
 from fastload.stats.stats import Totals

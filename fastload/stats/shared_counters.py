@@ -16,7 +16,7 @@ from fastload._files import open_of_process
 from fastload.torch_workers.signals import Finalizer
 
 if TYPE_CHECKING:
-    from fastload.stats.kept_states import KeptStates
+    from fastload.memory.kept_states import KeptStates
 
 FIGURES: Final = (
     "batches",

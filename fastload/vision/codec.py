@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar, overload
 import numpy as np
 from PIL import Image
 
-from fastload.pipeline.calibration import calibrate
+from fastload.pipeline.installed.decodes import calibrate
 from fastload.pipeline.nodes import FILTERS
 from fastload.vision._pools import pool_of
 from fastload.vision.errors import DecodeError
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from numpy.typing import ArrayLike, NDArray
     from typing_extensions import Buffer
 
-    from fastload.vision.jpeg_index import JpegIndex
+    from fastload.jpeg_index.notes import JpegIndex
 
     Source: TypeAlias = Buffer | str | os.PathLike[str] | os.PathLike[bytes]
     _Geometry: TypeAlias = tuple[int, int, int, int, int, int, int, int, int, int, bool, bool]

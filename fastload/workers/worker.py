@@ -18,7 +18,6 @@ import torch.utils.data._utils.fetch as torch_fetch
 from torch.utils.data import _DatasetKind, default_collate
 from torch.utils.data._utils.worker import _worker_loop
 
-from fastload.engines.workers import install_lazy_images
 from fastload.memory.packing import stacks_into
 from fastload.memory.sending import Sent, collate_into_files, send_errors, sends_files
 from fastload.nvtx.stages import stage, without_stage
@@ -27,11 +26,12 @@ from fastload.randomness.packed import digest_of
 from fastload.state.in_worker import NotLoaded, WorkerProgress, users_own
 from fastload.stats.fetch_timer import WorkerCounters, listen
 from fastload.torch_workers.orphans import take_signals
+from fastload.workers.start import install_lazy_images
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from fastload.engines.native_samples import WorkerFetcher
+    from fastload.native.in_workers import WorkerFetcher
     from fastload.options import LoaderConfig
     from fastload.route import Route
     from fastload.state.in_worker import ReadAgain, WorkerState
@@ -102,7 +102,7 @@ def setup_of(loader: LoaderConfig[Any], route: Route, counters: SharedCounters) 
         return setup(promptly=False)
     if route.maker != "workers":
         return setup()
-    from fastload.engines.native_samples import WorkerFetcher
+    from fastload.native.in_workers import WorkerFetcher
 
     collate_fn = None if loader.collate_fn is default_collate else any_collate_fn
     return setup(native=functools.partial(WorkerFetcher, collate_fn, exact=loader.exact))

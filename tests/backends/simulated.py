@@ -12,10 +12,9 @@ from typing import Any
 import pytest
 import torch
 
-from fastload import iterators, options
+from fastload import iterators, loader_state, options
 from fastload._batch import is_plain, map_tensors
 from fastload.device.transfer import DeviceBatch, Transfer
-from fastload.engines import loader_state
 from fastload.memory.slots import SlotPool
 
 

@@ -13,7 +13,7 @@ from backends.batches import COLLATES, ODD, Collator, Movable, Opaque
 from backends.datasets import Images, Numbers, collect, configure
 from torch.utils.data import default_collate
 
-from fastload.engines.workers import __file__ as WORKERS_FILE
+from fastload.workers.start import __file__ as WORKERS_FILE
 
 workers = pytest.mark.parametrize("num_workers", [0, 1])
 

@@ -15,7 +15,7 @@ from torch.utils.data import DataLoader, Dataset, IterableDataset, Sampler, Subs
 from torchvision.datasets import ImageFolder
 
 from fastload import FastLoader
-from fastload.engines import workers as engine
+from fastload.workers import start as engine
 
 folder = photos_fixture()
 

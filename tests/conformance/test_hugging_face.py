@@ -19,8 +19,8 @@ from torch.utils.data import DataLoader
 from torchvision.transforms import v2
 
 from fastload import FastLoader
-from fastload.pipeline.orientation import is_upright, upright_by_header
-from fastload.pipeline.reader import Recipe, Refusal, read_recipe
+from fastload.pipeline.datasets.orientation import is_upright, upright_by_header
+from fastload.pipeline.recipe import Recipe, Refusal, read_recipe
 
 datasets = optional.module("datasets")
 

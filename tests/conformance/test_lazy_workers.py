@@ -47,7 +47,7 @@ class Patched(Dataset):
 
     def __getitem__(self, index):
         Image.open(io.BytesIO(jpeg(0, 30, 40))).convert("RGB")
-        return Image.Image.crop.__module__ == "fastload.engines.lazy_images"
+        return Image.Image.crop.__module__ == "fastload.lazy.images"
 
 
 @pytest.mark.parametrize("engine", ["auto", "torch"])

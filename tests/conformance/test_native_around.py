@@ -25,15 +25,15 @@ from torchvision.transforms import v2
 
 from fastload import FastLoader
 from fastload._batch import map_tensors
-from fastload.engines import sample_lists
-from fastload.engines.in_process import InProcessFetcher
-from fastload.engines.loader_state import state_of
-from fastload.engines.parity_results import FallbackWarning
-from fastload.engines.sample_process import SampleProcess
-from fastload.engines.seeding_process import SeedingProcess
-from fastload.engines.workers import route_of
-from fastload.pipeline.reader import Recipe, read_recipe
+from fastload.check.results import FallbackWarning
+from fastload.loader_state import state_of
+from fastload.native import sample_lists
+from fastload.native.in_next import InProcessFetcher
+from fastload.pipeline.recipe import Recipe, read_recipe
+from fastload.python_samples.sample_process import SampleProcess
+from fastload.python_samples.seeding_process import SeedingProcess
 from fastload.stats.shared_counters import SharedCounters
+from fastload.workers.start import route_of
 from fastload.workers.worker import setup_of
 
 NATIVE = {"device": "cpu", "engine": "native"}

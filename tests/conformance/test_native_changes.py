@@ -18,8 +18,8 @@ from torchvision.datasets import ImageFolder
 from torchvision.transforms import v2
 
 from fastload import FastLoader
-from fastload.engines.parity_results import FallbackWarning
-from fastload.engines.sample_lists import SampleList
+from fastload.check.results import FallbackWarning
+from fastload.native.sample_lists import SampleList
 
 NATIVE = {"device": "cpu", "engine": "native"}
 AT = 4  # the call that changes something; batches have five

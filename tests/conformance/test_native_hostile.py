@@ -44,10 +44,11 @@ from torchvision.datasets import ImageFolder
 from torchvision.transforms import functional
 
 from fastload import FastLoader
-from fastload.engines import decode_threads, sample_process
-from fastload.engines.decode_pipeline import DecodePipeline
-from fastload.engines.sample_process import SampleProcess
-from fastload.pipeline.reader import read_recipe
+from fastload.native import iterator as decode_threads
+from fastload.native.pipeline import DecodePipeline
+from fastload.pipeline.recipe import read_recipe
+from fastload.python_samples import sample_process
+from fastload.python_samples.sample_process import SampleProcess
 
 NATIVE = {"device": "cpu", "engine": "native"}
 RUN = {"batch_size": 3, "num_workers": 2, "shuffle": True}

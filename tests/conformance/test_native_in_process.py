@@ -39,9 +39,9 @@ from torch.utils.data._utils.collate import default_collate_fn_map
 from torchvision.datasets import ImageFolder
 
 from fastload import FastLoader
-from fastload.engines import in_process
-from fastload.engines.in_process import InProcessFetcher
-from fastload.engines.parity_results import FallbackWarning
+from fastload.check.results import FallbackWarning
+from fastload.native import in_next as in_process
+from fastload.native.in_next import InProcessFetcher
 from fastload.pipeline.transforms import Pipeline
 
 NATIVE = {"device": "cpu", "engine": "native"}

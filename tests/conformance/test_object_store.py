@@ -18,9 +18,9 @@ from torch.utils.data import DataLoader
 from torchvision.datasets import ImageFolder
 
 from fastload import FastLoader
-from fastload.pipeline import tagged_files
-from fastload.pipeline.samples import KeptFile
-from fastload.pipeline.tagged_files import key_path, make_key
+from fastload.jpeg_index import tagged_files
+from fastload.jpeg_index.tagged_files import key_path, make_key
+from fastload.pipeline.datasets.samples import KeptFile
 from fastload.sources import ObjectStoreImageFolder
 from fastload.sources.fetcher import Kept
 

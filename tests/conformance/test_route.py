@@ -15,11 +15,11 @@ from torchvision import transforms as v1
 from torchvision.datasets import ImageFolder
 
 from fastload import FastLoader
-from fastload.engines import lazy_images
-from fastload.engines.native_samples import WorkerFetcher
-from fastload.engines.parity_results import FallbackWarning
-from fastload.engines.workers import route_of
-from fastload.pipeline.reader import Recipe
+from fastload.check.results import FallbackWarning
+from fastload.lazy import images as lazy_images
+from fastload.native.in_workers import WorkerFetcher
+from fastload.pipeline.recipe import Recipe
+from fastload.workers.start import route_of
 
 
 @pytest.fixture(scope="module")

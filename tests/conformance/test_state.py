@@ -28,7 +28,7 @@ from torchvision.transforms import (
 )
 
 from fastload import FastLoader
-from fastload.engines.decode_batch import Batch, StreamStates
+from fastload.native.batch import Batch, StreamStates
 from fastload.randomness.packed import digest_of
 
 folder = photos_fixture()

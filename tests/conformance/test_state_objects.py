@@ -16,7 +16,7 @@ from resuming import Drawing
 from torch.utils.data import Dataset, IterableDataset, SequentialSampler
 
 from fastload import FastLoader
-from fastload.engines.loader_state import state_of
+from fastload.loader_state import state_of
 
 
 class Live(IterableDataset):

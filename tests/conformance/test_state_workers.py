@@ -13,7 +13,7 @@ from torch.utils.data import RandomSampler
 from torchvision.datasets import ImageFolder
 
 from fastload import FastLoader
-from fastload.stats.kept_states import KeptStates
+from fastload.memory.kept_states import KeptStates
 
 folder = photos_fixture()
 

@@ -15,8 +15,8 @@ from torchvision.datasets import ImageFolder
 from torchvision.transforms import v2
 
 from fastload import FastLoader, iterators
-from fastload.engines.workers import route_of
 from fastload.pipeline.tail import WithoutTail, without_tail
+from fastload.workers.start import route_of
 
 ARGUMENTS = {"batch_size": 4, "num_workers": 2, "shuffle": True}
 NORMALIZE = ([0.485, 0.456, 0.406], [0.229, 0.224, 0.225])

@@ -16,7 +16,7 @@ from PIL import Image
 from torch.utils.data import DataLoader
 
 from fastload import FastLoader
-from fastload.engines import webdataset_stages
+from fastload.lazy import webdataset as webdataset_stages
 from fastload.vision import codec, handlers, image_handler
 
 webdataset = optional.module("webdataset")

@@ -17,8 +17,8 @@ from torchvision.datasets import ImageFolder
 
 from fastload import FastLoader
 from fastload.device.transfer import AT_ONCE_MAX_BYTES
-from fastload.engines.loader_state import state_of
 from fastload.iterators import pin_large
+from fastload.loader_state import state_of
 from fastload.memory.buffers import BufferPool
 
 pytestmark = pytest.mark.gpu

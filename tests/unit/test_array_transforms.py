@@ -13,7 +13,7 @@ from torch.utils.data import ConcatDataset, Subset, default_collate
 from torchvision.transforms import v2
 
 from fastload import FastLoader
-from fastload.pipeline.reader import Recipe, Refusal, read_recipe
+from fastload.pipeline.recipe import Recipe, Refusal, read_recipe
 
 BILINEAR = v1.InterpolationMode.BILINEAR
 CIFAR, MNIST = ((0.4914, 0.4822, 0.4465), (0.2023, 0.1994, 0.2010)), ((0.1307,), (0.3081,))

@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 from PIL import Image, ImageFilter
 
 from fastload import _core
-from fastload.pipeline import step_calibration
-from fastload.pipeline.step_calibration import REFERENCES, differing_step
+from fastload.pipeline.installed import steps as step_calibration
+from fastload.pipeline.installed.steps import REFERENCES, differing_step
 
 SIZES = [(1, 1), (1, 13), (13, 1), (2, 3), (17, 31), (33, 500), (224, 224)]  # height, width
 

@@ -14,8 +14,8 @@ from PIL.JpegImagePlugin import JpegImageFile
 from PIL.WebPImagePlugin import WebPImageFile
 
 from fastload import _core
-from fastload.pipeline import step_calibration
-from fastload.pipeline.calibration import PROBES, SUBSAMPLINGS, _calibrate, calibrate, probe
+from fastload.pipeline.installed import steps as step_calibration
+from fastload.pipeline.installed.decodes import PROBES, SUBSAMPLINGS, _calibrate, calibrate, probe
 from fastload.pipeline.nodes import FILTERS
 from fastload.vision import DecodeError, decode
 
@@ -77,7 +77,7 @@ def test_subsampling_that_pillow_decodes_otherwise_is_refused(monkeypatch: pytes
         return image
 
     with monkeypatch.context() as patch:
-        patch.setattr(import_module("fastload.pipeline.calibration"), "JpegImageFile", other_libjpeg)
+        patch.setattr(import_module("fastload.pipeline.installed.decodes"), "JpegImageFile", other_libjpeg)
         assert calibrate().subsamplings == set(SUBSAMPLINGS) - {"4:4:0"}
     decode(write_jpeg(20, 20, FACTORS["4:2:0"]))
     with pytest.raises(DecodeError) as caught:
@@ -97,7 +97,7 @@ def test_format_that_pillow_decodes_otherwise_is_left_to_it(monkeypatch: pytest.
     for lossless, file in files.items():
         Image.new("RGB", (9, 8), (9, 90, 200)).save(file, "WEBP", lossless=lossless)
     with monkeypatch.context() as patch:
-        patch.setattr(import_module("fastload.pipeline.calibration"), "WebPImageFile", OtherLibwebp)
+        patch.setattr(import_module("fastload.pipeline.installed.decodes"), "WebPImageFile", OtherLibwebp)
         assert calibrate().formats == {"PNG", "WebP (lossless)"}
     decode(files[True].getvalue())
     with pytest.raises(DecodeError) as caught:

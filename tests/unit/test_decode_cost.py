@@ -11,15 +11,15 @@ from photos import make_folder, train_v1
 from torchvision.datasets import ImageFolder
 
 from fastload import FastLoader
-from fastload.device import decodable
-from fastload.device.decode_policy import DecodePolicy
+from fastload.device.decode import loader_allows as decodable
+from fastload.device.decode.policy import DecodePolicy
 from fastload.device.timing import DeviceClock
-from fastload.engines.loader_state import state_of
-from fastload.engines.workers import route_of
+from fastload.loader_state import state_of
 from fastload.plan import make_plan
 from fastload.stats.diagnosis import report
 from fastload.stats.stats import Stats, Totals, make_stats
 from fastload.stats.verdict import LESS_ON_GPU, Bottleneck
+from fastload.workers.start import route_of
 
 
 class Event:

@@ -21,13 +21,13 @@ from stageable import KINDS, noise
 from torchvision.datasets import ImageFolder
 from torchvision.transforms import Compose, RandomHorizontalFlip, RandomResizedCrop, ToTensor
 
-from fastload import FastLoader, _core
-from fastload.device import decode
-from fastload.device.decode_policy import DecodePolicy
-from fastload.engines import decode_pipeline, loader_state
-from fastload.engines.decode_pipeline import DECODING
-from fastload.engines.odd_samples import OddSamples
+from fastload import FastLoader, _core, loader_state
+from fastload.device.decode import files as decode
+from fastload.device.decode.policy import DecodePolicy
+from fastload.native import pipeline as decode_pipeline
+from fastload.native.pipeline import DECODING
 from fastload.options import Options
+from fastload.python_samples.odd_samples import OddSamples
 
 SIDE = 32
 QUANTIZATION = 144  # of the first component: its place in StagedImage, bytes

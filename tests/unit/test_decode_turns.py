@@ -8,7 +8,8 @@ from typing import Any
 
 import torch
 
-from fastload.device import decode, nvrtc
+from fastload.device import nvrtc
+from fastload.device.decode import files as decode
 from fastload.memory.buffers import BufferPool
 
 IMAGES, USED, BATCHES = 32, 300_000, 60

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from fastload.pipeline import tagged_files
+from fastload.jpeg_index import tagged_files
 from fastload.sources.disk_cache import DiskCache
 
 KEY = bytes(range(48))

@@ -19,10 +19,10 @@ from torchvision.transforms import functional, v2
 from torchvision.transforms.v2 import functional as functional_v2
 
 from fastload import DataLoader, FastLoader, _core, verify
-from fastload.engines.parity_results import FallbackWarning
-from fastload.engines.sample_process import SampleProcess
-from fastload.pipeline import step_calibration
-from fastload.pipeline.reader import Recipe, Refusal, read_recipe
+from fastload.check.results import FallbackWarning
+from fastload.pipeline.installed import steps as step_calibration
+from fastload.pipeline.recipe import Recipe, Refusal, read_recipe
+from fastload.python_samples.sample_process import SampleProcess
 
 ODD = st.integers(0, 12).map(lambda half: 2 * half + 1)
 root = photos_fixture(9)

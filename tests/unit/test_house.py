@@ -210,7 +210,7 @@ def test_no_string_names_a_module():
         'function.__globals__["__name__"] == "fastload.nvtx.wrapping"',
         'find("fastload.plan:Plan")',
         'f"fastload.bench.{name}"',
-        'FILES = [str(Path(__file__).parents[1] / "engines" / f"{name}.py") for name in NAMES]',
+        'FILES = [str(Path(__file__).parents[1] / "native" / f"{name}.py") for name in NAMES]',
         'file.endswith("stats/meter.py")',
     ],
 )

@@ -11,8 +11,8 @@ from photos import jpeg
 
 from fastload import _core
 from fastload.commands import cli
-from fastload.pipeline.index_file import IndexFileError, IndexWriter, index_beside, open_index
-from fastload.pipeline.tagged_files import key_path, make_key
+from fastload.jpeg_index.file import IndexFileError, IndexWriter, index_beside, open_index
+from fastload.jpeg_index.tagged_files import key_path, make_key
 from fastload.vision import JpegIndex, decode
 
 CROP = (200, 170, 40, 50)

@@ -16,9 +16,8 @@ from interrupts import interrupted_at_every_opcode
 
 from fastload import FastLoader
 from fastload._batch import HostBatch
-from fastload.device import feeder
-from fastload.engines import copy_scheduler
-from fastload.engines.copy_scheduler import CopyScheduler
+from fastload.device import copy_scheduler, feeder
+from fastload.device.copy_scheduler import CopyScheduler
 from fastload.memory import slots
 from fastload.memory.arena import SlotState, Token
 from fastload.memory.slots import SlotPool, SlotWriter

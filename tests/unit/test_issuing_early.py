@@ -21,11 +21,11 @@ from PIL import Image
 from torchvision.datasets import ImageFolder
 from torchvision.transforms import Compose, RandomHorizontalFlip, RandomResizedCrop, ToTensor
 
-from fastload import FastLoader, _core
-from fastload.device.decode_policy import DecodePolicy
-from fastload.engines import decode_pipeline, loader_state
-from fastload.engines.decode_pipeline import DecodePipeline
-from fastload.engines.odd_samples import OddSamples
+from fastload import FastLoader, _core, loader_state
+from fastload.device.decode.policy import DecodePolicy
+from fastload.native import pipeline as decode_pipeline
+from fastload.native.pipeline import DecodePipeline
+from fastload.python_samples.odd_samples import OddSamples
 
 SIDE = 16
 IMAGES = 24

@@ -12,7 +12,7 @@ from torch.overrides import TorchFunctionMode
 from torchvision.transforms import _functional_tensor, functional, v2
 
 from fastload import _core
-from fastload.engines import lazy_blur
+from fastload.lazy import blur as lazy_blur
 
 SIZES = [(1, 1), (3, 5), (8, 8), (23, 24), (31, 200), (224, 224)]  # height and width
 KERNELS = [(1, 1), (3, 3), (9, 9), (23, 23), (5, 31), (31, 1)]  # width and height

@@ -25,9 +25,11 @@ from PIL.JpegImagePlugin import JpegImageFile
 from torchvision.transforms import functional, v2
 from torture import mutations
 
-from fastload.engines import lazy_functions, lazy_images
-from fastload.engines.pending_pixels import Pending
-from fastload.pipeline import calibration, step_calibration
+from fastload.lazy import functions as lazy_functions
+from fastload.lazy import images as lazy_images
+from fastload.lazy.pixels import Pending
+from fastload.pipeline.installed import decodes as calibration
+from fastload.pipeline.installed import steps as step_calibration
 
 FILES = {
     "4:2:0": jpeg(1, 90, 121, subsampling=2),

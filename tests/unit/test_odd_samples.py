@@ -8,9 +8,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from fastload.engines.dialogue import TookTooLongError, converse
-from fastload.engines.odd_samples import MisreadError, OddSamples, PythonError
-from fastload.engines.stage_counts import StageCounts
+from fastload.python_samples.dialogue import TookTooLongError, converse
+from fastload.python_samples.odd_samples import MisreadError, OddSamples, PythonError
+from fastload.stats.stage_counts import StageCounts
 
 PIPELINE = SimpleNamespace(draws=True, views=1, draws_others=False)
 

@@ -11,11 +11,11 @@ from torchvision.transforms import v2
 from torchvision.transforms.v2 import functional
 
 from fastload import FastLoader, _core
-from fastload.pipeline import step_calibration
 from fastload.pipeline.errors import Refused
-from fastload.pipeline.ops_tensor import TENSOR_OPS
-from fastload.pipeline.reader import Recipe
-from fastload.pipeline.step_calibration import REFERENCES, differing_step
+from fastload.pipeline.installed import steps as step_calibration
+from fastload.pipeline.installed.steps import REFERENCES, differing_step
+from fastload.pipeline.ops.tensor import TENSOR_OPS
+from fastload.pipeline.recipe import Recipe
 from fastload.pipeline.transforms import read_transform
 from fastload.route import read_loader
 

@@ -13,7 +13,7 @@ from photos import pixels
 from PIL import Image, ImageOps
 from png_writer import chunk, riff, riff_chunks
 
-from fastload.pipeline.orientation import HEAD_BYTES, is_upright, upright_by_header
+from fastload.pipeline.datasets.orientation import HEAD_BYTES, is_upright, upright_by_header
 
 KEYS = (b"exif", b"Exif", b"xmp", b"XML:com.adobe.xmp", b"Raw profile type exif", b"Raw profile type xmp", b"Software")
 HEADS = (b"MM\0*", b"II*\0", b"II+\0", b"\0\0\0\0")

@@ -15,7 +15,7 @@ from torchvision import datasets
 from torchvision.datasets import ImageFolder
 
 from fastload import FastLoader
-from fastload.pipeline.reader import Recipe, Refusal, read_recipe
+from fastload.pipeline.recipe import Recipe, Refusal, read_recipe
 
 NATIVE = {"device": "cpu", "engine": "native"}
 OFFSET = 3

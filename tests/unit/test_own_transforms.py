@@ -18,8 +18,8 @@ from PIL import Image, ImageFilter, ImageOps
 from torchvision.datasets import ImageFolder
 
 from fastload import FastLoader, _core
-from fastload.pipeline import own_transforms
-from fastload.pipeline.reader import Recipe, Refusal, read_recipe
+from fastload.pipeline.code import own_transforms
+from fastload.pipeline.recipe import Recipe, Refusal, read_recipe
 
 NATIVE = {"device": "cpu", "engine": "native"}
 

@@ -16,7 +16,7 @@ from torch.utils.data import DataLoader, Subset
 
 from fastload import FastLoader
 from fastload._compare import same, same_bits
-from fastload.engines.parity_results import FallbackWarning
+from fastload.check.results import FallbackWarning
 
 
 def test_bits_are_compared_with_type_and_layout():

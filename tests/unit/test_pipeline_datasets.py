@@ -19,10 +19,10 @@ from torchvision.datasets import ImageFolder, VisionDataset
 from torchvision.transforms import v2
 
 from fastload import FastLoader
-from fastload.pipeline.arrays import OF_ARRAYS
-from fastload.pipeline.datasets import OF_FILES, ORIGINALS, paths_of
-from fastload.pipeline.datasets import locate as located
-from fastload.pipeline.reader import Recipe, Refusal, read_recipe
+from fastload.pipeline.datasets.arrays import OF_ARRAYS
+from fastload.pipeline.datasets.folders import OF_FILES, ORIGINALS, paths_of
+from fastload.pipeline.datasets.folders import locate as located
+from fastload.pipeline.recipe import Recipe, Refusal, read_recipe
 from fastload.pipeline.tail import without_tail
 
 NATIVE = {"device": "cpu", "engine": "native"}

@@ -20,13 +20,15 @@ from torchvision.datasets import DatasetFolder, FakeData, ImageFolder, folder
 from torchvision.transforms import v2
 
 from fastload import FastLoader
-from fastload.engines import parity_check
-from fastload.engines.parity_results import FallbackWarning
-from fastload.engines.sample_process import SampleProcess
-from fastload.pipeline import erasing, ops, reader
+from fastload.check import parity_check
+from fastload.check.results import FallbackWarning
+from fastload.pipeline import recipe as reader
 from fastload.pipeline.errors import Refused
-from fastload.pipeline.random_stream import calibrate_stream
-from fastload.pipeline.reader import Recipe, Refusal, read_recipe
+from fastload.pipeline.installed.torch_stream import calibrate_stream
+from fastload.pipeline.ops import erasing
+from fastload.pipeline.ops import table as ops
+from fastload.pipeline.recipe import Recipe, Refusal, read_recipe
+from fastload.python_samples.sample_process import SampleProcess
 
 root = photos_fixture(9)
 
@@ -273,7 +275,7 @@ import torch
 import torchvision.transforms as v1
 from torchvision.datasets import ImageFolder
 {before}
-from fastload.pipeline.reader import Refusal, read_recipe
+from fastload.pipeline.recipe import Refusal, read_recipe
 dataset = ImageFolder({root!r}, v1.Compose([v1.RandomResizedCrop(8), v1.CenterCrop(8), v1.ToTensor()]))
 read = read_recipe(dataset)
 print(read.reasons if isinstance(read, Refusal) else "torchvision.transforms.v2" in sys.modules)

@@ -23,8 +23,8 @@ from torch.utils.data import DataLoader
 from torchvision import transforms
 
 from fastload import FastLoader, _core
-from fastload.engines.in_process import InProcessFetcher, UnsupportedError
-from fastload.engines.parity_results import FallbackWarning
+from fastload.check.results import FallbackWarning
+from fastload.native.in_next import InProcessFetcher, UnsupportedError
 
 SIDE = 24
 FILES = [write_jpeg(40 + 9 * index, 90 - 7 * index, FACTORS["4:4:4"], seed=index) for index in range(5)]

@@ -11,9 +11,9 @@ import torch
 from torch.utils.data._utils import worker
 
 from fastload import _core
-from fastload.pipeline import python_stream
 from fastload.pipeline.errors import Refused
-from fastload.pipeline.python_stream import check_others, numpy_bytes, numpy_state, python_bytes, python_state
+from fastload.pipeline.installed import python_stream
+from fastload.pipeline.installed.python_stream import check_others, numpy_bytes, numpy_state, python_bytes, python_state
 from fastload.randomness.by_sample import random_states_kept
 from fastload.randomness.generators import set_state, state_now, state_of_seed, streams_of_workers
 

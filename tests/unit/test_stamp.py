@@ -13,8 +13,8 @@ from photos import Encoded, train_v1
 from stored import stored
 from torch.utils.data import ConcatDataset, Subset
 
-from fastload.pipeline.reader import read_recipe
-from fastload.pipeline.stamp import RecipeStamp
+from fastload.pipeline.installed.stamp import RecipeStamp
+from fastload.pipeline.recipe import read_recipe
 
 OTHERS = ModuleType("others")
 OTHERS.settings, OTHERS.deeper = [1], ModuleType("deeper")

@@ -7,8 +7,8 @@ import resource
 
 import pytest
 
-from fastload.pipeline import tagged_files
-from fastload.pipeline.tagged_files import UserKeyError, key_for, key_path, make_key, read_key
+from fastload.jpeg_index import tagged_files
+from fastload.jpeg_index.tagged_files import UserKeyError, key_for, key_path, make_key, read_key
 
 KEY = key_for("a test", bytes(range(48)))
 

@@ -15,10 +15,11 @@ from photos import photos_fixture
 from torchvision.datasets import ImageFolder
 
 from fastload import FastLoader, verify
-from fastload.pipeline import ops_timm, timm_functions
-from fastload.pipeline.erasing import Erasing
 from fastload.pipeline.errors import Refused
-from fastload.pipeline.reader import Recipe, Refusal, read_recipe
+from fastload.pipeline.installed import timm as timm_functions
+from fastload.pipeline.ops import timm as ops_timm
+from fastload.pipeline.ops.erasing import Erasing
+from fastload.pipeline.recipe import Recipe, Refusal, read_recipe
 
 timm_data = optional.module("timm.data")
 

@@ -10,10 +10,10 @@ import torch
 from backends import raised_by
 from backends.batches import Movable, Opaque, Record, Shown
 
+from fastload import loader_state
 from fastload._batch import moved, pinned
 from fastload.device.normalize import finish
 from fastload.device.transfer import AT_ONCE_MAX_BYTES, Transfer, _pageable_bytes
-from fastload.engines import loader_state
 
 CPU = torch.device("cpu")
 META = torch.device("meta")  # a device that takes copies and keeps nothing

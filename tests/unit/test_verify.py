@@ -25,7 +25,7 @@ from fastload.autoscale import policy
 from fastload.autoscale.probe import Trial
 from fastload.commands import cli
 from fastload.commands import verify as commands_verify
-from fastload.engines import decode_pipeline
+from fastload.native import pipeline as decode_pipeline
 from fastload.sources import TarSamples
 from fastload.verification import VerificationInterrupted, verify
 

@@ -12,7 +12,7 @@ import torch
 import torchvision  # noqa: F401 - replaces torch.manual_seed by a wrapper
 from torch.utils.data import get_worker_info
 
-from fastload.pipeline.worker_seeds import only_seeds, seeded_by
+from fastload.pipeline.code.worker_seeds import only_seeds, seeded_by
 
 SEED = 5
 STATE = [0]

@@ -25,7 +25,6 @@ from torch.utils.data._utils import fetch as torch_fetch
 
 from fastload import FastLoader
 from fastload._batch import HostBatch, register
-from fastload.engines.workers import Collate, route_of, start_epoch
 from fastload.memory.sending import Sent
 from fastload.state.in_worker import WorkerProgress
 from fastload.stats.shared_counters import SharedCounters
@@ -33,6 +32,7 @@ from fastload.torch_workers import orphans
 from fastload.torch_workers.orphans import take_signals
 from fastload.torch_workers.view import refresh, view_of
 from fastload.workers import worker
+from fastload.workers.start import Collate, route_of, start_epoch
 
 WAIT_S = 60
 

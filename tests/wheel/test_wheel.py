@@ -43,7 +43,7 @@ print(*{line.split()[-1] for line in open("/proc/self/maps") if "jpeg" in line})
 USE_VISION = """
 import fastload
 from fastload.vision import calibrate, decode
-from fastload.pipeline.calibration import probe
+from fastload.pipeline.installed.decodes import probe
 print(fastload.__file__)
 print(sorted(calibrate().subsamplings))
 print(decode(probe("4:4:0")).shape)
@@ -89,7 +89,7 @@ def test_libraries_and_their_licenses_are_inside(wheel: Path) -> None:
     assert [name for name in names if name.endswith("dist-info/licenses/LICENSE")]
     assert "fastload/_core.pyi" in names
     assert "fastload/py.typed" in names
-    assert "fastload/pipeline/probes/420.jpg" in names
+    assert "fastload/pipeline/installed/probes/420.jpg" in names
     assert not [name for name in names if name.startswith(("tests/", "csrc/")) or name.endswith((".cu", ".h"))]
 
 

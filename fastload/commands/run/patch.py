@@ -14,14 +14,14 @@ import torch
 from torch.utils.data.dataloader import _BaseDataLoaderIter
 
 from fastload.commands.run.stateful import OwnDeviceIterator, device_of, keeps_own_state
-from fastload.engines.loader_state import state_of
-from fastload.engines.workers import route_of
 from fastload.loader import FastLoader
+from fastload.loader_state import state_of
 from fastload.nvtx.patching import holders
 from fastload.options import LoaderConfig, Options, has_own_iterator
 from fastload.profiling.recording.capture import capture_from_environment
 from fastload.stats.explain import LoaderLog
 from fastload.stats.meter import Meter, NextData, counters_for, measure
+from fastload.workers.start import route_of
 from fastload.workers.worker import setup_of
 
 if TYPE_CHECKING:

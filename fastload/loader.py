@@ -1,6 +1,6 @@
 """FastLoader: torch's DataLoader with the device side built in.
 
-It only coordinates; engines/ and device/ do the work.
+It only coordinates; native/, workers/ and device/ do the work.
 """
 
 from __future__ import annotations

@@ -45,7 +45,19 @@ import pytest
 
 HERE: Final = Path(__file__).resolve()
 FOLDERS: Final = tuple(
-    f"fastload/{name}" for name in ("device", "engines", "memory", "pipeline", "randomness", "state")
+    f"fastload/{name}"
+    for name in (
+        "check",
+        "device",
+        "lazy",
+        "memory",
+        "native",
+        "pipeline",
+        "python_samples",
+        "randomness",
+        "state",
+        "workers",
+    )
 )
 # The same for what they compare here (None, enums, small numbers), or in need of arguments.
 LEFT_OUT: Final = ("Is_Eq", "IsNot_NotEq", "Eq_Is", "NotEq_IsNot", "VariableReplacer", "VariableInserter")

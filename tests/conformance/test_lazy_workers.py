@@ -70,9 +70,9 @@ class Imported(Dataset):
 def test_forked_workers_import_nothing(monkeypatch):
     """Each worker of each epoch would import it again."""
     monkeypatch.setitem(sys.modules, "webdataset", None)
-    for name in ("webdataset_stages", "pending_batches"):
-        monkeypatch.delitem(sys.modules, f"fastload.engines.{name}", raising=False)
-        monkeypatch.delattr(f"fastload.engines.{name}", raising=False)
+    for name in ("webdataset", "batches"):
+        monkeypatch.delitem(sys.modules, f"fastload.lazy.{name}", raising=False)
+        monkeypatch.delattr(f"fastload.lazy.{name}", raising=False)
     with FastLoader(Imported(), num_workers=1, device="cpu") as loader:
         iterator = iter(loader)
         here = set(sys.modules)

@@ -107,7 +107,7 @@ def test_what_sizes_the_threads_reads_the_clock_of_the_device(folder):
 
 
 def used_by_others():
-    """Return the share of a second in which the GPU runs kernels, none of them ours."""
+    """Return the share of time in which others' kernels run on the GPU."""
     import pynvml
 
     torch.cuda.synchronize()

@@ -166,7 +166,8 @@ def test_the_library_that_the_core_uses_is_the_one_that_was_loaded_first(tmp_pat
         "from fastload.commands.doctor.checks import check_libraries\n"
         "check = check_libraries(); print(check.status, check.remedy)"
     )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    beside = {**os.environ, "LD_LIBRARY_PATH": str(Path(libraries["libwebp"]).parent)}  # what the library needs
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, env=beside)
     assert done.stdout.startswith(f"warning libwebp from {copy} in place of ")
 
 

@@ -23,7 +23,7 @@ int blocks_of(const StagedImage& image) {
   return image.mcu_rows * image.mcu_columns * (image.across * image.down + image.components - 1);
 }
 
-// Threads of the first kernel: two for each two segments of a row.
+// Threads of the first kernel: two for each pair of segments in a row.
 int threads_of(const StagedImage& image) {
   constexpr int kTwo = 2 * kSegmentMcus;
   const int last = (image.mcu_column + image.mcu_columns - 1) / kTwo;

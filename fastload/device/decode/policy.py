@@ -130,8 +130,8 @@ class DecodePolicy:
         on_gpu: The side in use.
         why: Why, as a part of a sentence.
         needed_s: Seconds that the threads would need for a batch; 0 if unknown, as for the following.
-        kernel_s: Seconds that the GPU takes to decode one, of late at least.
-        starved: Share of the time that the device lacked batches of late; ``None`` if unknown.
+        kernel_s: Seconds that the GPU took to decode a recent batch.
+        starved: Share of the recent time in which the device lacked batches; ``None`` if unknown.
         available: Whether the GPU can decode any of the files, which it can once the index knows them.
     """
 

@@ -1,4 +1,4 @@
-# Two commands: `make demo` shows what FastLoader does, `make test` checks it in minutes. Each sets up what it needs first.
+# Two commands: `make demo` shows what FastLoader does, `make test` checks it. Each sets up what it needs first.
 PYTHON ?= python3
 VENV ?= .venv
 FASTLOAD_WERROR ?= OFF
@@ -6,10 +6,10 @@ JOBS ?= 2
 ARGS ?=
 
 BIN := $(VENV)/bin
-CXX_FILES = $(wildcard csrc/*/*.cpp csrc/*/*.h fastload/device/*.cu fastload/device/*.h)
+CXX_FILES = $(shell find csrc -name '*.cpp' -o -name '*.h' -o -name '*.cu')
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo bench test test-all torture mutants lint format figures docs wheel matrix cluster sanitize simd unsimd clean
+.PHONY: help setup demo bench test test-all release torture mutants lint format figures docs wheel matrix cluster sanitize simd unsimd clean
 
 help: ## show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-8s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -24,23 +24,27 @@ demo: ## load real photographs with DataLoader and with FastLoader; installs onl
 bench: setup ## every benchmark at tiny size, to see that all work; ARGS='--only peers' picks some
 	$(BIN)/python -m benchmarks all --quick $(ARGS)
 
-test: setup ## all tests but the slow ones, in 6 to 17 minutes on two cores; ARGS='-k name' picks some
+test: setup ## all tests but the slow ones; ARGS='-k name' picks some
 	$(BIN)/python -m pytest -n $(JOBS) --dist loadfile $(ARGS)
 
-test-all: setup ## every test: frameworks, start methods, examples, commands of the documentation, benchmarks
+test-all: setup ## every test, as thoroughly as it can; ARGS='-k name' picks some
 	$(BIN)/python -m pytest -n $(JOBS) --dist loadfile --all $(ARGS)
 
-torture: setup ## hostile trials beside torch's DataLoader, 90 minutes and 120 of soak; ARGS='--only kills --share 0.1'
+release: setup ## what a merge does not wait for: tests in full, matrix, other Pillows, fuzzing, torture
+	scripts/release.sh
+
+torture: setup ## hostile trials beside torch's DataLoader, in hours; ARGS='--only kills --share 0.1'
 	PYTHONPATH=tests $(BIN)/python -m torture $(ARGS)
 
 mutants: setup ## 300 small changes of the loader's code: how many the tests notice, in hours; ARGS='--first 30'
 	$(BIN)/python scripts/mutants.py --jobs $(JOBS) --out benchmarks/results/mutants.json $(ARGS)
 
-lint: setup ## ruff, mypy and clang-format; changes nothing
+lint: setup ## ruff, mypy, clang-format, and tests of the code's form; changes nothing
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/clang-format --dry-run -Werror $(CXX_FILES)
+	$(BIN)/python -m pytest -q -m lint tests/unit/test_house.py
 
 format: setup ## let ruff and clang-format change the files
 	$(BIN)/ruff check --fix .

@@ -8,17 +8,11 @@ request.
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import os
 import socket
-import subprocess
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING
 from urllib.parse import unquote_to_bytes
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
 
 
 class _Connection(asyncio.Protocol):
@@ -74,26 +68,6 @@ def main(folder: Path, latency_s: float, cores: set[int]) -> None:
             break
     os.sched_setaffinity(0, {own})
     asyncio.run(_serve(listening, answers, latency_s))
-
-
-@contextlib.contextmanager
-def object_server(folder: Path, latency_s: float, cores: set[int]) -> Iterator[tuple[str, int]]:
-    """Serve ``folder`` in a process of its own, on some cores.
-
-    Yields:
-        The URL of its root, and the process's number.
-    """
-    listed = ",".join(map(str, cores))
-    command = [sys.executable, "-P", __file__, str(folder), str(latency_s), listed]
-    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
-        try:
-            if process.stdout is None or not (port := process.stdout.readline().strip()):
-                raise RuntimeError("the server did not start")
-            yield f"http://127.0.0.1:{port}", process.pid
-        finally:
-            if process.stdin is not None:
-                process.stdin.close()
-            process.wait(10)
 
 
 if __name__ == "__main__":

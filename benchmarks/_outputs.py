@@ -1,43 +1,67 @@
-"""Every contender's output, compared with that of torch's DataLoader before any clock starts."""
+"""Compare every contender's output with that of torch's DataLoader, before any clock starts.
+
+A contender that draws crops as torch does, from its generator and in its order, is compared image by image. For the
+others a few images are loaded for some epochs, each with a label of its own, so that an epoch shows whether every image
+came once, and how it was cropped. Their figures may be three times as far from torchvision's as those of torchvision
+are from each other when it draws anew, and a little more for filters that round otherwise.
+"""
 
 from __future__ import annotations
 
-import contextlib
 import itertools
+import os
 import tempfile
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any, Final
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch.utils.data import DataLoader
+from torchvision import transforms
 
-from benchmarks._likeness import EPOCHS, Likeness, batch_size, lay_out
-from benchmarks.contenders._job import Job
-from benchmarks.contenders._remote import ContenderError
+from benchmarks.contenders._job import SIDE, Job
+from benchmarks.contenders._remote import ContenderError, Remote, Team
+from benchmarks.contenders._traits import DEVIATION, ENERGY, LEAN, SLANT, traits
+from benchmarks.contenders._traits import MEAN as MEANS
+from fastload._machine import usable_cpus
+from fastload.bench._data import MEAN, STD, readable
 
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
+CHECKED_BATCHES: Final = 2
+CHECKED_BATCH_SIZE: Final = 16
+CHECKED_WORKERS: Final = 2
+IMAGES: Final = 64  # that are loaded in several epochs
+EPOCHS: Final = 3
+_RESEEDED: Final = 3
+_SPREADS: Final = 3.0
 
-    from benchmarks.contenders._remote import Remote, Team
-
-CHECKED_BATCHES = 2
-CHECKED_BATCH_SIZE = 16
-CHECKED_WORKERS = 2
+# Libraries resize and decode otherwise. Enlarged 112 px are off by 0.5 in energy, OpenCV's and Pillow's box filters by
+# less than 0.2.
+_FIGURES: Final = {
+    "mean": (0.05, "mean of the channels"),
+    "deviation": (0.08, "deviation of the channels"),
+    "energy": (0.25, "difference of neighbouring pixels (its logarithm)"),
+    "image": (0.08, "mean of each image"),
+    "upright": (0.3, "top less bottom half (1: always as in the whole image)"),
+    "variety": (0.4, "difference between an image's crops (its logarithm)"),
+    "flips": (0.3, "left less right half (0: as often flipped as not)"),
+}
+"""How far each figure of random crops may be off at least, and its meaning."""
 
 
 def check_outputs(team: Team, data: str, recipe: str = "crops") -> dict[str, dict[str, Any]]:
     """Compare each contender's batches of whole images and of random crops, all contenders at once.
 
-    A contender that draws crops as torch does, from its generator and in its order, is compared image by image; the
-    others' crops are compared statistically by :mod:`benchmarks._likeness`, without the recipe's augmentations. Who
-    does not have the recipe is not asked.
+    Random crops of contenders that draw them by themselves are compared without the recipe's augmentations. Who does
+    not have the recipe is not asked.
 
     Raises:
-        ValueError: Torchvision cannot read an image.
+        UsageError: Torchvision cannot read an image.
 
     Returns:
-        What was seen, by name; with ``failed``, the reason, where it is off by more than it may be.
+        Results by name; with ``failed``, the reason, where a contender is off by more than it may be.
     """
     remotes = [remote for remote in team.loading if recipe == "crops" or remote.contender.any_recipe]
     seen: dict[str, dict[str, Any]] = {remote.name: {} for remote in remotes}
@@ -54,8 +78,7 @@ def check_outputs(team: Team, data: str, recipe: str = "crops") -> dict[str, dic
                 recipe=recipe,
             )
             expected = Path(folder) / f"{train}.npz"
-            with _readable():
-                write_expected(job, expected)
+            write_expected(job, expected)
             follows = [remote for remote in remotes if not (train and remote.contender.draws_itself)]
 
             def check(remote: Remote, job: Job = job, expected: Path = expected) -> None:
@@ -89,8 +112,7 @@ def _check_drawing(
         device=team.device,
         seed=1,
     )
-    with _readable():
-        usual = Likeness.of(job)
+    usual = Likeness.of(job)
 
     def check(remote: Remote) -> None:
         try:
@@ -104,21 +126,6 @@ def _check_drawing(
         seen[remote.name] |= _known("check_training", known, reason)
 
     team.together(drawing, check)
-
-
-@contextlib.contextmanager
-def _readable() -> Iterator[None]:
-    """Describe an unreadable image in one line.
-
-    A worker's error ends with the one raised in the worker.
-    """
-    try:
-        yield
-    except OSError as error:
-        said = str(error).strip().splitlines()
-        raise ValueError(
-            f"--data must hold images that torchvision reads: {said[-1] if said else type(error).__name__}"
-        ) from error
 
 
 def _known(what: str, answer: Mapping[str, Any], reason: str | None) -> dict[str, Any]:
@@ -136,13 +143,139 @@ def _wrong(seen: Mapping[str, Any], tolerance: Any) -> str | None:
 
 
 def write_expected(job: Job, path: Path) -> None:
-    """Write the first batches that torch's DataLoader gives of ``job``."""
+    """Write the first batches that torch's DataLoader gives of ``job``.
+
+    Raises:
+        UsageError: Torchvision cannot read an image.
+    """
     dataset = job.dataset()
     torch.manual_seed(job.seed)
     loader = DataLoader(
         dataset, batch_size=job.batch_size, sampler=job.sampler(dataset), num_workers=job.threads if job.train else 0
     )
     arrays: dict[str, Any] = {}
-    for number, (images, labels) in enumerate(itertools.islice(loader, CHECKED_BATCHES)):
-        arrays |= {f"images{number}": images.numpy(), f"labels{number}": labels.numpy()}
+    with readable(dataset, job.indices(dataset)):
+        for number, (images, labels) in enumerate(itertools.islice(loader, CHECKED_BATCHES)):
+            arrays |= {f"images{number}": images.numpy(), f"labels{number}": labels.numpy()}
     np.savez(path, **arrays)
+
+
+@dataclass(frozen=True, slots=True)
+class Likeness:
+    """Figures of torchvision's crops of some images.
+
+    Attributes:
+        whole: Traits of the whole images, ``(N, 9)``.
+        usual: Mean traits of torchvision's crops of each image, ``(N, 9)``.
+        expected: Figures of torchvision's crops, by name.
+        allowed: Largest difference of others' figures from them.
+    """
+
+    whole: NDArray[np.float64]
+    usual: NDArray[np.float64]
+    expected: Mapping[str, Any]
+    allowed: Mapping[str, float]
+
+    @classmethod
+    def of(cls, job: Job) -> Likeness:
+        """Measure torchvision's crops of the images of ``job``, which :func:`lay_out` has laid out."""
+        plain = transforms.Compose(
+            [transforms.Resize((SIDE, SIDE)), transforms.ToTensor(), transforms.Normalize(MEAN, STD)]
+        )
+        whole = torchvision_traits(job, plain, epochs=1)[0]
+        torch.manual_seed(job.seed)
+        drawn = torchvision_traits(job, job.transform(), epochs=_RESEEDED * EPOCHS)
+        runs = drawn.reshape(_RESEEDED, EPOCHS, *drawn.shape[1:])
+        # Each run beside the others, as a contender's is beside all of them.
+        each = [figures(run, whole, np.delete(runs, number, 0).mean((0, 1))) for number, run in enumerate(runs)]
+        expected = {name: np.mean([one[name] for one in each], axis=0) for name in _FIGURES}
+        allowed = {
+            name: max(least, _SPREADS * float(max(np.abs(one[name] - expected[name]).max() for one in each)))
+            for name, (least, _) in _FIGURES.items()
+        }
+        return cls(whole, runs.mean((0, 1)), expected, allowed)
+
+    def unlike(self, labels: Sequence[Sequence[int]], seen: NDArray[np.float64]) -> tuple[dict[str, float], str | None]:
+        """Compare epochs of crops with torchvision's.
+
+        Args:
+            labels: Labels of each epoch, as they came.
+            seen: Traits, ``(epochs, N, 9)``, in the order of the labels.
+
+        Returns:
+            How far each figure is off, and the reason to refuse them or ``None``.
+        """
+        count = len(self.whole)
+        if any(sorted(epoch) != list(range(count)) for epoch in labels):
+            return {}, f"each of {count} images must come once in an epoch, with its label, but one does not"
+        in_order = np.stack([epoch[np.argsort(came)] for epoch, came in zip(seen, labels, strict=True)])
+        found = figures(in_order, self.whole, self.usual)
+        off = {name: float(np.abs(found[name] - self.expected[name]).max()) for name in _FIGURES}
+        too_far = [
+            f"{_FIGURES[name][1]} by {value:.2f}, not {self.allowed[name]:.2f} at most"
+            for name, value in off.items()
+            if not value <= self.allowed[name]  # so that NaN is not let through
+        ]
+        if not too_far:
+            return off, None
+        return off, f"its training images are off from torchvision's crops of the same images: {'; '.join(too_far)}"
+
+
+def figures(seen: NDArray[np.float64], whole: NDArray[np.float64], usual: NDArray[np.float64]) -> dict[str, Any]:
+    """Figures that tell one way to crop from another.
+
+    Args:
+        seen: Traits of the images' crops, ``(epochs, N, 9)``.
+        whole: Traits of the whole images.
+        usual: Mean traits of torchvision's crops of each image.
+    """
+    by_image = seen.mean(0)
+    tiny = 1e-9  # for crops that are all the same, or images of one color
+
+    def along(column: int) -> float:
+        # By the sign: otherwise a few images of great contrast would decide.
+        weight = np.minimum(np.abs(whole[:, column]), np.median(np.abs(whole[:, column])))
+        agrees = np.sign(seen[..., column]) * np.sign(whole[:, column])
+        return float((agrees * weight).mean() / max(tiny, weight.mean()))
+
+    return {
+        "mean": by_image[:, MEANS].mean(0),
+        "deviation": by_image[:, DEVIATION].mean(0),
+        "energy": np.log((by_image[:, ENERGY].mean() + tiny) / (usual[:, ENERGY].mean() + tiny)),
+        "image": np.sqrt(np.square(by_image[:, MEANS] - usual[:, MEANS]).mean()),
+        "upright": along(LEAN),
+        "variety": np.log(seen[..., [0, 1, 2, LEAN]].std(0, ddof=1).mean() + tiny),
+        "flips": along(SLANT),
+    }
+
+
+def lay_out(files: Sequence[str], folder: Path) -> int:
+    """Link files into an ImageFolder, each under its own label; return how many.
+
+    At most :data:`IMAGES`.
+
+    They fill whole batches of :func:`batch_size`.
+    """
+    count = min(IMAGES, len(files))
+    count -= count % batch_size(count)
+    for number, file in enumerate(files[:count]):
+        link = folder / f"{number:04d}" / f"0{Path(file).suffix}"
+        link.parent.mkdir(parents=True)
+        link.symlink_to(os.path.realpath(file))
+    return count
+
+
+def batch_size(images: int) -> int:
+    """Images per batch of a check with so many."""
+    return min(CHECKED_BATCH_SIZE, images)
+
+
+def torchvision_traits(job: Job, transform: Any, epochs: int) -> NDArray[np.float64]:
+    """Traits of ``transform``'s images by torch's DataLoader, ``(epochs, N, 9)``."""
+    dataset = job.dataset(transform)
+    count = len(dataset)
+    loader = DataLoader(
+        dataset, batch_size=batch_size(count), sampler=list(range(count)) * epochs, num_workers=min(8, usable_cpus())
+    )
+    with readable(dataset, range(count)):
+        return np.concatenate([traits(images) for images, _ in loader]).reshape(epochs, count, -1)

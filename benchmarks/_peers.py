@@ -8,37 +8,35 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import ctypes
 import math
+import mmap
+import os
 import time
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from benchmarks._outputs import check_outputs
-from benchmarks._pagecache import resident_share
-from benchmarks._setup import setup_of
+from benchmarks._setup import Setup, setup_of
 from benchmarks.contenders._remote import ContenderError, Remote, Team
 from fastload.bench._data import image_pool, open_images
-from fastload.measurement.console import console, refuse
-from fastload.measurement.record import Spread, environment, write_json
+from fastload.measurement.console import console
+from fastload.measurement.record import Spread, environment, extent, save
 
-if TYPE_CHECKING:
-    from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
-
-    from benchmarks._setup import Setup
-
-    Points = Generator[dict[str, Any], None, None]
+Points = Generator[dict[str, Any], None, None]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Question:
-    """What the contenders are asked.
+    """One benchmark of all contenders.
 
     Attributes:
-        name: The benchmark's.
-        setup: Who is asked, and how often.
-        parameters: Its own, for the record.
-        measure: Asks; yields the points as they are measured.
+        name: Name of the benchmark.
+        setup: Contenders, and the length of their turns.
+        parameters: Parameters of its own, for the record.
+        measure: Function that yields the points as they are measured.
     """
 
     name: str
@@ -53,11 +51,11 @@ class Gathering:
 
     Attributes:
         team: Their processes.
-        folder: The data set.
-        described: The data set, for the record.
-        checked: What was seen of each contender's output, by recipe and name.
-        environment: What all of it runs on.
-        deadline: No point begins later, by ``time.monotonic``; None: never too late.
+        folder: Folder of the data set.
+        described: Description of the data set, for the record.
+        checked: Result of the check of each contender's output, by recipe and name.
+        environment: Machine and software, for the record.
+        deadline: Time (``time.monotonic``) after which no point begins; ``None``: never.
     """
 
     team: Team
@@ -72,7 +70,7 @@ class Gathering:
         return self.deadline is not None and time.monotonic() > self.deadline
 
     def present(self, setup: Setup) -> list[Remote]:
-        """Who of the setup's contenders can answer."""
+        """Contenders of the setup that can answer."""
         return [remote for remote in self.team.present if remote.name in setup.names]
 
     def answer(
@@ -81,28 +79,18 @@ class Gathering:
         """Ask; return the record and whether every available contender succeeded.
 
         Args:
-            question: What.
-            keep: Called with the record so far after each point, so that a run that is cut off keeps its points.
+            question: The question.
+            keep: Function that gets the record so far after each point, so that a run that is cut off keeps its points.
         """
         setup = question.setup
         self.team.restart_failed()
-        asked = {
-            "batch_size": setup.batch_size,
-            "repeats": setup.repeats,
-            "seconds": setup.seconds,
-            "recipe": setup.recipe,
-            "row_seconds": setup.row_seconds,
-        }
+        names = ("batch_size", "repeats", "seconds", "recipe", "row_seconds")
+        asked = {name: getattr(setup, name) for name in names}
         record: dict[str, Any] = {
             "benchmark": question.name,
             "environment": self.environment,
             "dataset": self.described,
-            "parameters": {
-                **asked,
-                "device": setup.device,
-                "quick": setup.quick,
-                **question.parameters,
-            },
+            "parameters": {**asked, "device": setup.device, "quick": setup.quick, **question.parameters},
             "complete": False,
             "contenders": {},
             "points": [],
@@ -129,8 +117,8 @@ def gathered(setup: Setup, recipes: Sequence[str] = (), deadline: float | None =
     """Start the contenders, cache the data set, and check every contender's output.
 
     Args:
-        setup: Who, and what of.
-        recipes: What is checked; the setup's if none.
+        setup: Contenders and data.
+        recipes: Recipes whose output is checked; the setup's if none.
         deadline: See :class:`Gathering`.
     """
     folder, described = prepared(setup.data, quick=setup.quick)
@@ -150,9 +138,9 @@ def gathered(setup: Setup, recipes: Sequence[str] = (), deadline: float | None =
 
 
 def prepared(data: Path | None, *, quick: bool) -> tuple[str, dict[str, Any]]:
-    """Return the folder and description of the data set at ``data``, after caching it.
+    """Return the data set's folder and description, after caching its files.
 
-    ``None``: photographs.
+    ``None`` for ``data`` means photographs.
     """
     dataset, described = open_images(data, quick)
     pool = image_pool(dataset)
@@ -161,29 +149,51 @@ def prepared(data: Path | None, *, quick: bool) -> tuple[str, dict[str, Any]]:
     return str(Path(dataset.root).resolve()), described
 
 
+def resident_share(files: Sequence[str | Path]) -> float | None:
+    """Return the share of files in the page cache, by mincore(2); ``None`` without it."""
+    try:
+        mincore = ctypes.CDLL(None, use_errno=True).mincore
+    except (OSError, AttributeError):
+        return None
+    pages = resident = 0
+    for file in files:
+        with open(file, "rb") as opened:
+            size = os.fstat(opened.fileno()).st_size
+            if not size:
+                continue
+            with mmap.mmap(
+                opened.fileno(), size, flags=mmap.MAP_PRIVATE, prot=mmap.PROT_READ | mmap.PROT_WRITE
+            ) as view:
+                count = -(-size // mmap.PAGESIZE)
+                marks = (ctypes.c_ubyte * count)()
+                start = ctypes.c_char.from_buffer(view)
+                failed = mincore(ctypes.c_void_p(ctypes.addressof(start)), ctypes.c_size_t(size), marks)
+                del start  # or the mapping could not be closed
+                if failed:
+                    return None
+                pages += count
+                resident += sum(mark & 1 for mark in marks)
+    return resident / pages if pages else None
+
+
 def run(args: argparse.Namespace, question: Callable[[argparse.Namespace, Setup], Question]) -> int:
     """Run one question as a program; returns the exit code."""
-    try:
-        asked = question(args, setup_of(args))
-        with gathered(asked.setup) as gathering:
-            _, right = gathering.answer(asked, lambda record: write_json(args.json, record) if args.json else None)
-    except (ValueError, FileNotFoundError, FileExistsError) as error:
-        return refuse(error)
-    if args.json:
-        console().print(f"figures: {args.json}")
+    asked = question(args, setup_of(args))
+    with gathered(asked.setup) as gathering:
+        _, right = gathering.answer(asked, lambda record: save(args.json, record))
     return 0 if right else 1
 
 
 def settle(remote: Remote) -> None:
-    """Take a new loader's first batches until it has allocated what it needs."""
+    """Take a new loader's first batches until its slots are made."""
     if not remote.ask("settle")["settled"]:
         console().print(f"{remote.contender.title}: measured before its slots were ready")
 
 
 def warm_up(remote: Remote, threads: int, seconds: float) -> int:
-    """Run a new loader until its rate is steady.
+    """Run a new loader until its rate is steady; returns a turn's number of batches.
 
-    Returns the batches of a turn of about ``seconds``.
+    A turn takes about ``seconds``.
 
     Worker processes finish their batches at about the same time, so a turn is a multiple of ``threads`` batches.
     """
@@ -195,20 +205,17 @@ def warm_up(remote: Remote, threads: int, seconds: float) -> int:
 
 
 def take_turns(
-    remotes: Sequence[Remote],
-    turn: Callable[[Remote], dict[str, Any]],
-    repeats: int,
-    deadline: float | None = None,
+    remotes: Sequence[Remote], turn: Callable[[Remote], dict[str, Any]], repeats: int, deadline: float | None = None
 ) -> dict[str, list[dict[str, Any]]]:
     """Let each contender have ``repeats`` turns, interleaved; return each one's answers in order.
 
     One that fails drops out, and what it had answered is left out.
 
     Args:
-        remotes: Who.
-        turn: Asks one of them, which runs meanwhile while the others stand still.
-        repeats: Rounds; every second one runs backwards.
-        deadline: No round but the first begins after this, by ``time.monotonic``.
+        remotes: Contenders.
+        turn: Function that asks one of them, which runs meanwhile while the others are stopped.
+        repeats: Number of rounds; every second one runs backwards.
+        deadline: Time (``time.monotonic``) after which only a first round begins.
     """
     answers: dict[str, list[dict[str, Any]]] = {remote.name: [] for remote in remotes}
     order = list(remotes)
@@ -225,7 +232,7 @@ def take_turns(
 
 @contextlib.contextmanager
 def attempt(remote: Remote) -> Iterator[None]:
-    """A contender that fails within drops out; the others go on."""
+    """Drop a contender that fails within; the others go on."""
     try:
         yield
     except ContenderError as error:
@@ -234,12 +241,12 @@ def attempt(remote: Remote) -> Iterator[None]:
 
 
 def spread_of(answers: Sequence[Mapping[str, Any]], figure: Callable[[Mapping[str, Any]], float]) -> dict[str, Any]:
-    """One figure of every turn, as it stands in the JSON file."""
+    """One figure of every turn, for the JSON file."""
     return Spread.of([figure(answer) for answer in answers]).record()
 
 
 def rate_figures(answers: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """What ``run`` says: images per second, and what they cost the processor."""
+    """Images per second of each turn, and the processor time that they cost."""
     return {
         "images_per_s": spread_of(answers, lambda a: a["images"] / a["seconds"]),
         "processor_ms_per_image": spread_of(answers, lambda a: 1e3 * a["processor_s"] / a["images"]),
@@ -278,7 +285,7 @@ def describe_rates(result: Mapping[str, Any]) -> str:
     """A contender's figures in words."""
     rate = result["images_per_s"]
     return (
-        f"{rate['median']:,.0f} images/s ({rate['min']:,.0f} to {rate['max']:,.0f}), "
+        f"{rate['median']:,.0f} images/s ({extent(rate, ',.0f')}), "
         f"{result['processor_ms_per_image']['median']:.2f} ms of processor per image, "
         f"main thread {result['main_thread_us_per_batch']['median']:,.0f} µs per batch"
     )

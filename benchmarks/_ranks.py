@@ -4,33 +4,31 @@ from __future__ import annotations
 
 import json
 import math
-import multiprocessing
 import os
 import signal
 import sys
 import time
+from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from types import SimpleNamespace
+from typing import Any
 
 import torch
 import torch.distributed as dist
+from torch import Tensor
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader, Subset
 from torch.utils.data.distributed import DistributedSampler
 
-from benchmarks.contenders import ceiling
-from benchmarks.contenders._job import Job, in_model_layout
-from benchmarks.multigpu import CEILING, DECODE, TORCH, RankPlan
+from benchmarks.contenders import ceiling, torch_loaders
+from benchmarks.contenders._job import Job
+from benchmarks.multigpu import CEILING, DECODE, TORCH
 from fastload import FastLoader
-from fastload.bench._steps import TrainingStep, run_steps
-from fastload.measurement.clock import CudaClock, HostClock
+from fastload._compare import difference
+from fastload.bench._steps import TrainingStep, time_steps
+from fastload.measurement.clock import clock_for
 from fastload.measurement.record import interleave, write_json
 from fastload.measurement.throughput import NATIVE_AHEAD, in_flight
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from torch import Tensor
 
 _WARM_STEPS = 4  # after another one's turn
 EPOCH_IMAGES = 1 << 19  # of each process: no epoch ends while a clock runs
@@ -40,14 +38,14 @@ class Rank:
     """This process: the model, and a loader of each kind.
 
     Args:
-        plan: What to do.
-        device: Of this process.
+        plan: Its work, as :class:`benchmarks.multigpu.RankRun` has it.
+        device: Its device.
     """
 
-    def __init__(self, plan: RankPlan, device: torch.device) -> None:
+    def __init__(self, plan: SimpleNamespace, device: torch.device) -> None:
         self._plan = plan
         self._device = device
-        self._clock: Any = CudaClock() if device.type == "cuda" else HostClock()
+        self._clock = clock_for(device)
         ids = [device] if device.type == "cuda" else None
         self._step = TrainingStep(
             plan.model,
@@ -55,8 +53,8 @@ class Rank:
             channels_last=device.type == "cuda",
             wrap=lambda model: DistributedDataParallel(model, device_ids=ids),
         )
-        # So many batches may be ready when a turn begins: FastLoader's threads do not stand still before they have
-        # filled its buffers, torch's workers had filled theirs. The same in every process.
+        # Batches that may be ready when a turn begins, the same number in every process: FastLoader's threads run on
+        # until its buffers are full, and torch's workers had filled theirs.
         self._ready: dict[str, int] = {}
         self._epoch_batches = 0
         self._loaders: list[Any] = []
@@ -66,37 +64,30 @@ class Rank:
     def open(self) -> None:
         """Begin to load, with every loader."""
         plan = self._plan
-        job = Job(data=plan.data, threads=plan.threads, batch_size=plan.batch_size, device=str(self._device))
+        job = Job(**{**plan.job, "device": str(self._device)})
         dataset = job.dataset()
         pool = job.indices(dataset)
         count = EPOCH_IMAGES * dist.get_world_size()
         images = Subset(dataset, (pool * -(-count // len(pool)))[:count])
-        common: dict[str, Any] = {"batch_size": plan.batch_size, "num_workers": plan.threads}
-        theirs = DataLoader(images, sampler=DistributedSampler(images), pin_memory=self._on_gpu(), **common)
-        before = {child.pid for child in multiprocessing.active_children()}
+        common: dict[str, Any] = {"batch_size": job.batch_size, "num_workers": job.threads}
+        pins = self._device.type == "cuda"
+        theirs = DataLoader(images, sampler=DistributedSampler(images), pin_memory=pins, **common)
         torch.manual_seed(dist.get_rank())
-        self._feeds[TORCH] = self._delivered(iter(theirs))
-        self._workers[TORCH] = [
-            child.pid for child in multiprocessing.active_children() if child.pid and child.pid not in before
-        ]
+        iterator: Any = iter(theirs)
+        self._feeds[TORCH] = torch_loaders.delivered(iterator, self._device, pins)
+        self._workers[TORCH] = [worker.pid for worker in iterator._workers]
         self._ready[TORCH] = in_flight(theirs)
         for name in plan.contenders:
             if name not in DECODE:
                 continue
-            ours = FastLoader(
-                images,
-                sampler=DistributedSampler(images),
-                device=self._device,
-                engine="native",
-                decode=DECODE[name],
-                **common,
-            )
+            own: dict[str, Any] = {"device": self._device, "engine": "native", "decode": DECODE[name]}
+            ours = FastLoader(images, sampler=DistributedSampler(images), **own, **common)
             torch.manual_seed(dist.get_rank())
             self._feeds[name] = iter(ours)
             self._loaders.append(ours)
             self._ready[name] = NATIVE_AHEAD
         self._feeds[CEILING] = ceiling.open_feed(job, "").batches
-        self._epoch_batches = -(-len(pool) // plan.batch_size)
+        self._epoch_batches = -(-len(pool) // job.batch_size)
 
     def check(self, batches: int) -> bool:
         """Return whether all loaders give bit-identical batches in this process.
@@ -107,7 +98,7 @@ class Rank:
         for _ in range(batches):
             theirs = next(self._feeds[TORCH])
             for name in self._feeds.keys() & DECODE:
-                same &= all(torch.equal(a, b) for a, b in zip(theirs, next(self._feeds[name]), strict=True))
+                same &= difference(list(theirs), list(next(self._feeds[name]))) is None
         if TORCH not in self._plan.contenders:
             del self._feeds[TORCH], self._workers[TORCH]  # which ends the workers
         for name in sorted(self._feeds.keys() & DECODE):
@@ -117,12 +108,11 @@ class Rank:
 
     def train(self, name: str, steps: int) -> float:
         """Train ``steps`` steps after the prefetched ones; return the slowest process's seconds."""
-        self._wake(name)
-        before = self._run(name, max(_WARM_STEPS, self._ready.get(name, 0)))[-1]
-        marks = self._run(name, steps)
-        self._clock.finish()
-        self._stop(name)
-        seconds = torch.tensor(self._clock.between_s(before.ended, marks[-1].ended), device=self._device)
+        self._signal(name, signal.SIGCONT)
+        warm = max(_WARM_STEPS, self._ready.get(name, 0))
+        times = time_steps(self._feeds[name], self._step, self._clock, steps, warm=warm)
+        self._signal(name, signal.SIGSTOP)
+        seconds = torch.tensor(times.seconds, device=self._device)
         dist.all_reduce(seconds, op=dist.ReduceOp.MAX)
         return float(seconds)
 
@@ -132,7 +122,7 @@ class Rank:
         for name in self._feeds:
             per_step = self.train(name, 4) / 4  # after the warm steps, in which the libraries choose their kernels
             steps[name] = max(2, math.ceil(plan.seconds / per_step))  # the same in every process
-        images = plan.batch_size * dist.get_world_size()
+        images = plan.job["batch_size"] * dist.get_world_size()
 
         def turn(name: str) -> Any:
             return lambda: images * steps[name] / self.train(name, steps[name])
@@ -143,42 +133,22 @@ class Rank:
     def close(self) -> None:
         """End workers and threads."""
         for name in self._workers:
-            self._wake(name)
+            self._signal(name, signal.SIGCONT)
         for loader in self._loaders:
             loader.close()
         self._feeds.clear()
 
-    def _run(self, name: str, count: int) -> Any:
-        return run_steps(self._feeds[name], lambda *batch: batch, self._step, self._clock, count)
-
-    def _delivered(self, iterator: Any) -> Iterator[tuple[Tensor, Tensor]]:
-        for images, labels in iterator:
-            if self._on_gpu():
-                yield (
-                    in_model_layout(images.to(self._device, non_blocking=True)),
-                    labels.to(self._device, non_blocking=True),
-                )
-            else:
-                yield images, labels
-
-    def _on_gpu(self) -> bool:
-        return self._device.type == "cuda"
-
-    def _stop(self, name: str) -> None:
+    def _signal(self, name: str, number: signal.Signals) -> None:
+        """Stop or wake a loader's worker processes."""
         for worker in self._workers.get(name, ()):
-            os.kill(worker, signal.SIGSTOP)
-
-    def _wake(self, name: str) -> None:
-        for worker in self._workers.get(name, ()):
-            os.kill(worker, signal.SIGCONT)
+            os.kill(worker, number)
 
 
 def main() -> None:
     """Run as a program."""
     folder = Path(sys.argv[1])
-    planned = json.loads((folder / "plan.json").read_text())
-    plan = RankPlan(**{**planned, "contenders": tuple(planned["contenders"])})
-    rank, on_gpu = int(os.environ["RANK"]), plan.device == "cuda"
+    plan = SimpleNamespace(**json.loads((folder / "plan.json").read_text()))
+    rank, on_gpu = int(os.environ["RANK"]), plan.job["device"] == "cuda"
     device = torch.device("cuda", int(os.environ["LOCAL_RANK"])) if on_gpu else torch.device("cpu")
     if on_gpu:
         torch.cuda.set_device(device)

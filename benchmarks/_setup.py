@@ -1,14 +1,15 @@
-"""What a benchmark against peers is asked for, on the command line."""
+"""Settings of the benchmarks against peers, from the command line."""
 
 from __future__ import annotations
 
 import time
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from benchmarks.contenders._registry import CONTENDERS, RECIPES, loading
 from benchmarks.contenders._remote import Interpreters
+from fastload._arguments import UsageError, check_names
 
 if TYPE_CHECKING:
     import argparse
@@ -16,7 +17,7 @@ if TYPE_CHECKING:
 
     from benchmarks.contenders._job import Job
 
-QUICK = ("torch-pinned", "fastload")
+QUICK_NAMES = ("torch-pinned", "fastload")
 """Contenders of a quick run, unless some are named."""
 
 
@@ -28,19 +29,19 @@ def _device() -> str:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Setup:
-    """What a benchmark against peers is asked for.
+    """Contenders, and the length of their turns.
 
     Attributes:
-        data: An ImageFolder; ``None`` writes photographs.
+        data: Folder of an ImageFolder; ``None`` writes photographs.
         names: Contenders.
         interpreters: Interpreters and packages.
         repeats: Turns of each contender.
-        seconds: Of a turn, about.
+        seconds: Length of a turn, about.
         batch_size: Images per batch.
-        quick: Tiny; the figures mean nothing.
-        device: Where batches go.
+        quick: Whether everything is tiny, and the figures mean nothing.
+        device: Device of the batches.
         recipe: One of :data:`~benchmarks.contenders._registry.RECIPES`.
-        row_seconds: Of one point of a record, about, with the loaders' start; ``None``: as long as it takes.
+        row_seconds: Length of one point of a record, about, with the loaders' start; ``None``: as long as it takes.
     """
 
     data: Path | None = None
@@ -55,20 +56,14 @@ class Setup:
     row_seconds: float | None = None
 
     def __post_init__(self) -> None:
-        if self.recipe not in RECIPES:
-            raise ValueError(f"--recipe must be among {', '.join(RECIPES)}, got {self.recipe!r}")
+        check_names("--recipe", [self.recipe], RECIPES)
+        check_names("--contenders", self.names, CONTENDERS)
         for name in self.names:
-            if name not in CONTENDERS:
-                raise ValueError(f"--contenders must be among {', '.join(CONTENDERS)}, got {name!r}")
             if self.recipe != "crops" and not CONTENDERS[name].any_recipe:
-                raise ValueError(f"--contenders must take torchvision's transforms for --recipe, got {name!r}")
-        for name, low in (("repeats", 1), ("batch_size", 1), ("seconds", 0), ("row_seconds", 0)):
-            value = getattr(self, name)
-            if value is not None and value < low:
-                raise ValueError(f"--{name.replace('_', '-')} must be >= {low}, got {value}")
+                raise UsageError(f"--contenders must take torchvision's transforms for --recipe, got {name!r}")
 
     def deadline(self) -> float | None:
-        """When a point that begins now has had its time, by ``time.monotonic``; None: never."""
+        """When a point that begins now has had its time, by ``time.monotonic``; ``None``: never."""
         return None if self.row_seconds is None else time.monotonic() + self.row_seconds
 
     def turn_seconds(self, contenders: int) -> float:
@@ -89,29 +84,27 @@ def setup_of(args: argparse.Namespace) -> Setup:
     """The setup that the arguments ask for.
 
     Raises:
-        ValueError: An argument is not what it has to be.
+        UsageError: A contender, a recipe or a path does not exist.
     """
-    values: dict[str, Any] = {}
-    if args.quick:
-        values = {"repeats": 1, "seconds": 0.1, "batch_size": 8, "names": QUICK}
-    given = {name: getattr(args, name) for name in ("repeats", "seconds", "batch_size", "recipe", "row_seconds")}
-    values |= {name: value for name, value in given.items() if value is not None}
+    recipe = args.recipe or "crops"
+    names = [name for name in loading() if recipe == "crops" or CONTENDERS[name].any_recipe]
     if args.contenders:
-        values["names"] = tuple(name.strip() for name in args.contenders.split(","))
-    elif args.recipe and not args.quick:
-        values["names"] = tuple(name for name in loading() if args.recipe == "crops" or CONTENDERS[name].any_recipe)
+        names = [name.strip() for name in args.contenders.split(",")]
+    elif args.quick:
+        names = list(QUICK_NAMES)
     interpreters = Interpreters(pythons=_pairs("--python", args.python), sites=_pairs("--site", args.site))
-    return Setup(data=args.data, interpreters=interpreters, quick=args.quick, **values)
+    given = {name: getattr(args, name) for name in ("data", "quick", "repeats", "seconds", "batch_size", "row_seconds")}
+    return Setup(names=tuple(names), interpreters=interpreters, recipe=recipe, **given)
 
 
 def _pairs(option: str, given: Sequence[str]) -> dict[str, str]:
-    known = {*CONTENDERS, *(contender.group for contender in CONTENDERS.values())}
+    known = {*CONTENDERS, *(contender.module for contender in CONTENDERS.values())}
     pairs = {}
     for text in given:
         name, equals, path = text.partition("=")
         if not equals or name not in known:
-            raise ValueError(f"{option} must be NAME=PATH with a name among {', '.join(sorted(known))}, got {text!r}")
+            raise UsageError(f"{option} must be NAME=PATH with a name among {', '.join(sorted(known))}, got {text!r}")
         if not Path(path).exists():
-            raise ValueError(f"{option} must name something that exists, got {path!r}")
+            raise UsageError(f"{option} must name something that exists, got {path!r}")
         pairs[name] = path
     return pairs

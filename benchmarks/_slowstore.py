@@ -10,16 +10,9 @@ import contextlib
 import os
 import socket
 import struct
-import subprocess
 import sys
-import tempfile
 import threading
 import time
-from pathlib import Path
-from typing import TYPE_CHECKING
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
 
 
 def _serve(path: str, object_bytes: int, bytes_per_s: float) -> None:
@@ -70,23 +63,6 @@ class Client:
                 raise ConnectionError("the store has closed the connection")
             got += count
         return bytes(received)
-
-
-@contextlib.contextmanager
-def slow_store(object_bytes: int, bytes_per_s: float) -> Iterator[Client]:
-    """A store in a process of its own, for as long as the context lasts."""
-    with tempfile.TemporaryDirectory(prefix="fastload-store-") as folder:
-        path = str(Path(folder) / "socket")
-        command = [sys.executable, "-P", __file__, path, str(object_bytes), str(bytes_per_s)]
-        with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
-            try:
-                if process.stdout is None or process.stdin is None or process.stdout.readline() != b"ready\n":
-                    raise RuntimeError("the store did not start")
-                yield Client(path, object_bytes)
-            finally:
-                if process.stdin is not None:
-                    process.stdin.close()
-                process.wait(10)
 
 
 if __name__ == "__main__":

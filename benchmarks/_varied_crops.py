@@ -8,16 +8,18 @@ torch's DataLoader, too, whose workers use Pillow.
 
 from __future__ import annotations
 
+import itertools
 import math
 import random
 import time
 from collections import Counter
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, Literal
+from typing import Any, Final, Literal
 
 import torch
-from torch.utils.data import DataLoader, Sampler
+from torch.utils.data import DataLoader
 from torchvision import transforms
 from torchvision.datasets import ImageFolder
 from torchvision.transforms import InterpolationMode
@@ -25,9 +27,6 @@ from torchvision.transforms import InterpolationMode
 from benchmarks._varied_files import make_files
 from fastload import FastLoader
 from fastload.bench._data import MEAN, STD
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping
 
 CHUNK_BATCHES: Final = 64  # of one transform, before it is the next one's turn
 DIFFERENCES_KEPT: Final = 20
@@ -51,7 +50,7 @@ TRANSFORMS: Final[Mapping[str, Callable[[], list[Any]]]] = {
     "96, RandAugment": lambda: [_crop(96), transforms.RandomHorizontalFlip(), transforms.RandAugment()],
     "80, colours": lambda: [_crop(80), transforms.ColorJitter(0.4, 0.4, 0.4, 0.1), transforms.RandomGrayscale(0.2)],
 }
-"""What is done before images become tensors."""
+"""Transforms of images, before they become tensors."""
 
 
 def composed(name: str) -> transforms.Compose:
@@ -59,32 +58,19 @@ def composed(name: str) -> transforms.Compose:
     return transforms.Compose([*TRANSFORMS[name](), transforms.ToTensor(), transforms.Normalize(MEAN, STD)])
 
 
-class Chosen(Sampler[int]):
-    """Gives ``indices``, which may be replaced between epochs."""
-
-    def __init__(self, indices: list[int]) -> None:
-        self.indices = indices
-
-    def __len__(self) -> int:
-        return len(self.indices)
-
-    def __iter__(self) -> Iterator[int]:
-        return iter(self.indices)
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Asked:
-    """What is compared.
+    """Sizes of the comparison.
 
     Attributes:
-        crops: How many at least.
-        files: How many they are taken of.
-        pillow_crops: How many of them are compared with Pillow's, at least.
+        crops: Least number of crops.
+        files: Number of files that they are taken from.
+        pillow_crops: Least number of them that are compared with Pillow's.
         batch_size: Crops per batch.
-        workers: Threads of each loader, and torch's worker processes.
-        seed: Of files and draws.
-        deadline: By ``time.monotonic``; what is left then is left out. None: never.
-        device: Where batches are compared; ``"cpu"``: only the threads' batches with Pillow's.
+        workers: Number of threads of each loader, and of torch's worker processes.
+        device: Device on which batches are compared; ``"cpu"``: only the threads' batches with Pillow's.
+        seed: Seed of files and draws.
+        deadline: Time (``time.monotonic``) at which the comparison ends; ``None``: when there are enough.
     """
 
     crops: int
@@ -102,12 +88,12 @@ class Asked:
 
 
 class Comparison:
-    """The loaders of one transform, and what was seen of them.
+    """The loaders of one transform, and the differences that were seen.
 
     Args:
-        name: Of the transform.
-        folder: With the files.
-        asked: What is compared.
+        name: Name of the transform.
+        folder: Folder with the files.
+        asked: Sizes of the comparison.
     """
 
     def __init__(self, name: str, folder: Path, asked: Asked) -> None:
@@ -116,10 +102,10 @@ class Comparison:
         self.differences: list[dict[str, Any]] = []
         self._asked = asked
         self._dataset = ImageFolder(str(folder), composed(name))
-        self._sampler = Chosen(list(range(len(self._dataset))))
+        self._indices = list(range(len(self._dataset)))
         self._common: dict[str, Any] = {
             "batch_size": asked.batch_size,
-            "sampler": self._sampler,
+            "sampler": self._indices,
             "num_workers": asked.workers,
         }
         places: tuple[Literal["cpu", "gpu"], ...] = ("cpu", "gpu") if asked.device != "cpu" else ("cpu",)
@@ -134,7 +120,7 @@ class Comparison:
     def run(self, crops: int, pillow_batches: int, seed: int) -> None:
         """Compare so many crops of any of the files, the first batches with Pillow's, too."""
         rng = random.Random(f"{self._asked.seed} {self.name} {seed}")
-        self._sampler.indices = [rng.randrange(len(self._dataset)) for _ in range(crops)]
+        self._indices[:] = [rng.randrange(len(self._dataset)) for _ in range(crops)]
         feeds: dict[str, Iterator[Any]] = {}
         before = {place: loader.stats() for place, loader in self._loaders.items()}
         for place, loader in self._loaders.items():
@@ -170,7 +156,7 @@ class Comparison:
             for place in differs.nonzero().flatten().tolist():
                 self.seen["differ"] += 1
                 if len(self.differences) < DIFFERENCES_KEPT:
-                    index = self._sampler.indices[number * self._asked.batch_size + place]
+                    index = self._indices[number * self._asked.batch_size + place]
                     one = {"transform": self.name, "seed": seed, "batch": number, "place": place, "which": name}
                     file = Path(self._dataset.samples[index][0]).stem
                     largest = float((got[place] - images[place]).abs().max())
@@ -190,12 +176,12 @@ def compare(folder: Path, asked: Asked, keep: Callable[[dict[str, Any]], object]
     """Compare crops, transform after transform, until there are enough or time is up.
 
     Args:
-        folder: Empty; for the files.
-        asked: What is compared.
-        keep: Called with the record so far after each transform's turn.
+        folder: Empty folder for the files.
+        asked: Sizes of the comparison.
+        keep: Function that gets the record so far after each transform's turn.
 
     Returns:
-        ``refused`` are crops that the kernels found undecodable, ``gpu_staged`` those that they decoded.
+        The record: ``refused`` are crops that the kernels found undecodable, ``gpu_staged`` those that they decoded.
     """
     begin = time.monotonic()
     kinds = make_files(folder, asked.files, asked.seed, 2 * asked.workers)
@@ -225,19 +211,14 @@ def compare(folder: Path, asked: Asked, keep: Callable[[dict[str, Any]], object]
         }
 
     try:
-        turn = 0
-        while not record or record["crops"] < asked.crops:
-            for name in TRANSFORMS:
-                if asked.late() or (record and record["crops"] >= asked.crops):
-                    break
-                if name not in comparisons:
-                    comparisons[name] = Comparison(name, folder, asked)
-                comparisons[name].run(chunk, pillow_batches if turn == 0 else 0, seed=turn)
-                record = noted()
-                keep(record)
-            turn += 1
-            if asked.late():
+        for turn, name in ((turn, name) for turn in itertools.count() for name in TRANSFORMS):
+            if asked.late() or (record and record["crops"] >= asked.crops):
                 break
+            if name not in comparisons:
+                comparisons[name] = Comparison(name, folder, asked)
+            comparisons[name].run(chunk, pillow_batches if turn == 0 else 0, seed=turn)
+            record = noted()
+            keep(record)
     finally:
         for comparison in comparisons.values():
             comparison.close()

@@ -22,10 +22,10 @@ def make_files(folder: Path, files: int, seed: int, processes: int) -> Counter[s
     """Write an ImageFolder of ``files`` files; return how many there are of each kind.
 
     Args:
-        folder: Where.
-        files: How many; each depends on ``seed`` and its number alone.
-        seed: Same seed, same files.
-        processes: Most that write.
+        folder: Folder to write to.
+        files: Number of files; each depends on ``seed`` and its number alone.
+        seed: Seed of all files.
+        processes: Largest number of processes that write.
     """
     count = max(1, min(files // FILES_MIN, processes))
     parts = [(str(folder), seed, first, files, count) for first in range(count)]

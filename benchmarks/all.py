@@ -1,11 +1,12 @@
 """Run every benchmark in its own process: ``python -m benchmarks all --json DIR``.
 
-The questions about peers are one process: their contenders are started once. A benchmark that fails keeps no other from
+The questions to peers are one process: their contenders are started once. A benchmark that fails keeps no other from
 running.
 """
 
 from __future__ import annotations
 
+import argparse
 import os
 import subprocess
 import sys
@@ -13,43 +14,28 @@ import tempfile
 import time
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from benchmarks._checkout import importable
-from benchmarks.arguments import ORDER, QUESTIONS
+from benchmarks.commands import ORDER, QUESTIONS
+from fastload._arguments import check_names
 from fastload.bench._data import check_data
-from fastload.commands.cli import BENCH
-from fastload.measurement.console import console, refuse
-
-if TYPE_CHECKING:
-    import argparse
+from fastload.commands.bench import COMMANDS
+from fastload.measurement.console import console
 
 PEERS = "peers"
-TAKE_DATA = (
-    "peers",
-    "decode",
-    "recipes",
-    "step",
-    "ladder",
-    "multigpu",
-    "gpudecode",
-    "ceiling",
-    "tune",
-    "onecore",
-    "sources",
-)
-"""Those that load images; the others measure with figures of their own."""
+WITHOUT_DATA = ("slots", "insight", "state", "verdicts")
+"""Benchmarks that load no images of the user's."""
 
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """How one benchmark went.
+    """A benchmark that has run.
 
     Attributes:
-        name: Its own.
-        code: Its exit code.
-        seconds: How long it took.
-        tail: The last lines that it wrote.
+        name: Name of the benchmark.
+        code: Exit code.
+        seconds: Duration.
+        tail: Last lines of its output.
     """
 
     name: str
@@ -59,14 +45,14 @@ class Run:
 
 
 def command(name: str, folder: Path, *, quick: bool, data: Path | None = None) -> list[str]:
-    """How one benchmark is run; ``data`` goes to those that take it."""
+    """The command line of one benchmark; ``data`` goes to those that take it."""
     options = {
         PEERS: ["--json", str(folder)],
         "ladder": ["--json", str(folder / "ladder.json"), "--plot", str(folder / "ladder.png")],
     }.get(name, ["--json", str(folder / f"{name}.json")])
-    if data is not None and name in TAKE_DATA:
+    if data is not None and name not in WITHOUT_DATA:
         options = [*options, "--data", str(data)]
-    program = ("fastload", "bench") if name in BENCH else ("benchmarks",)
+    program = ("fastload", "bench") if name in COMMANDS else ("benchmarks",)
     return [sys.executable, "-m", *program, name, *options, *(["--quick"] if quick else [])]
 
 
@@ -93,13 +79,8 @@ def run_one(name: str, folder: Path, *, quick: bool, data: Path | None = None) -
 def main(args: argparse.Namespace) -> int:
     """Run ``python -m benchmarks all``; 1 when a benchmark failed."""
     chosen = args.only.split(",") if args.only else list(ORDER)
-    if unknown := [name for name in chosen if name not in ORDER]:
-        sys.stderr.write(f"error: --only must be among {', '.join(ORDER)}, got {', '.join(unknown)}\n")
-        return 2
-    try:
-        check_data(args.data)
-    except FileNotFoundError as error:
-        return refuse(error)
+    check_names("--only", chosen, ORDER)
+    check_data(args.data)
     with tempfile.TemporaryDirectory(prefix="fastload-") as scratch:
         folder = args.json or Path(scratch)
         folder.mkdir(parents=True, exist_ok=True)
@@ -109,7 +90,7 @@ def main(args: argparse.Namespace) -> int:
 
 
 def show(runs: list[Run], folder: Path) -> None:
-    """The summary: what ran, for how long, what failed and with which last words."""
+    """Print what ran, for how long, and the last lines of failures."""
     from rich.table import Table
 
     table = Table(title="python -m benchmarks all")

@@ -8,20 +8,17 @@ because the counter moves ten times a second or so.
 from __future__ import annotations
 
 import time
-from typing import TYPE_CHECKING, Any, Final
+from collections.abc import Callable, Mapping
+from typing import Any, Final
 
 import torch
 
-from benchmarks._peers import attempt, rate_figures, spread_of, take_turns, warm_up
+from benchmarks._peers import Gathering, attempt, rate_figures, spread_of, take_turns, warm_up
+from benchmarks._setup import Setup
+from benchmarks.contenders._remote import Remote
 from fastload.measurement.console import console
+from fastload.measurement.record import extent
 from fastload.stats.gpu_utilization import nvml_and_handle
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
-
-    from benchmarks._peers import Gathering
-    from benchmarks._setup import Setup
-    from benchmarks.contenders._remote import Remote
 
 IDLE_S: Final = 3.0
 
@@ -49,14 +46,14 @@ def counter(device: str) -> Callable[[], float]:
 
 
 def idle_watts(joules: Callable[[], float], seconds: float) -> float:
-    """What the GPU takes while nothing runs."""
+    """The GPU's power while nothing runs."""
     before, begin = joules(), time.perf_counter()
     time.sleep(seconds)
     return (joules() - before) / (time.perf_counter() - begin)
 
 
 def measure(gathering: Gathering, setup: Setup, threads: int) -> dict[str, Any]:
-    """Every contender at one number of threads; nothing where energy is not counted."""
+    """Measure every contender at one number of threads; nothing where energy is not counted."""
     try:
         joules = counter(setup.device)
     except NoCounterError as error:
@@ -100,6 +97,6 @@ def describe(result: Mapping[str, Any]) -> str:
     """A contender's figures in words."""
     each, rate = result["joules_per_million"], result["images_per_s"]
     return (
-        f"{each['median']:,.0f} J per million images ({each['min']:,.0f} to {each['max']:,.0f}), "
+        f"{each['median']:,.0f} J per million images ({extent(each, ',.0f')}), "
         f"{result['watts']['median']:.0f} W at {rate['median']:,.0f} images/s, {result['idle_watts']:.0f} W idle"
     )

@@ -1,7 +1,7 @@
 """Measure a running loader's host and GPU memory: ``python -m benchmarks memory``.
 
-What counts is what is added to a process in which everything is imported and the GPU is ready; every turn has a process
-of its own, because libraries keep what they once had. Host memory is
+A figure is the memory added to a process in which everything is imported and the GPU is ready; every turn has a process
+of its own, because libraries keep memory that they once had. Host memory is
 
 * the private and file pages of the loader's processes (a page that n of them share counts 1/n in each),
 * all shared memory of the machine, mapped or not: batches on their way between processes, FastLoader's slots,
@@ -20,57 +20,49 @@ and what a library allocates itself. The peak of what torch had allocated stands
 from __future__ import annotations
 
 import threading
+from collections.abc import Callable, Mapping
 from dataclasses import asdict
-from typing import TYPE_CHECKING, Any
+from typing import Any, Generic, TypeVar
 
-from benchmarks._peers import settle, take_turns
+from benchmarks._peers import Gathering, settle, take_turns
+from benchmarks._setup import Setup
+from benchmarks.contenders._processes import Memory
 from benchmarks.contenders._remote import Interpreters, Remote
 from fastload.measurement.record import Spread
 
-if TYPE_CHECKING:
-    from collections.abc import Mapping
-
-    from benchmarks._peers import Gathering
-    from benchmarks._setup import Setup
-    from benchmarks.contenders._processes import Memory
+T = TypeVar("T")
 
 _INTERVAL_S = 0.1
 _PROBE_BYTES = 1 << 28
 
 
-class Sampler:
-    """Samples a contender's host memory while it is entered.
+class Sampled(Generic[T]):
+    """Samples of a quantity, taken by a thread while entered, and one at the end.
 
     Args:
-        remote: Whose.
+        sample: Function that measures once.
+        interval_s: Seconds between two samples.
     """
 
-    def __init__(self, remote: Remote) -> None:
-        self._remote = remote
+    def __init__(self, sample: Callable[[], T], interval_s: float) -> None:
+        self._sample = sample
+        self._interval_s = interval_s
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._watch, name="fastload-memory", daemon=True)
-        self._samples: list[Memory] = []
+        self.values: list[T] = []
 
     def _watch(self) -> None:
-        while not self._stop.wait(_INTERVAL_S):
-            self._samples.append(self._remote.memory())
+        while not self._stop.wait(self._interval_s):
+            self.values.append(self._sample())
 
-    def peak(self) -> Memory:
-        """The sample with the most host memory."""
-        return max(self._samples, key=lambda sample: sample.host_bytes)
-
-    def least_available(self) -> int:
-        """Of the machine's memory, at the tightest moment."""
-        return min(sample.available_bytes for sample in self._samples)
-
-    def __enter__(self) -> Sampler:
+    def __enter__(self) -> Sampled[T]:
         self._thread.start()
         return self
 
     def __exit__(self, *_: object) -> None:
         self._stop.set()
         self._thread.join()
-        self._samples.append(self._remote.memory())
+        self.values.append(self._sample())
 
 
 def counted_shares(device: str) -> dict[str, float]:
@@ -90,13 +82,13 @@ def counted_shares(device: str) -> dict[str, float]:
 
 
 def host_bytes(before: Memory, peak: Memory, pinned: Mapping[str, int], counted: Mapping[str, float]) -> int:
-    """What was added, with the pinned memory that the kernel did not count."""
+    """The memory added, with the pinned memory that the kernel did not count."""
     unseen = sum(pinned[f"{kind}_bytes"] for kind, share in counted.items() if share < 0.5)
     return peak.host_bytes - before.host_bytes + unseen
 
 
 def measure(gathering: Gathering, setup: Setup, threads: int) -> dict[str, Any]:
-    """Every contender at one number of threads."""
+    """Measure every contender at one number of threads."""
     team, remotes = gathering.team, gathering.present(setup)
     job = setup.job(gathering.folder, threads)
     team.together(team.present, Remote.end)  # shared memory of one would be taken for another's
@@ -107,7 +99,7 @@ def measure(gathering: Gathering, setup: Setup, threads: int) -> dict[str, Any]:
         try:
             device_before = remote.ask("device_memory")["used_bytes"]
             before = remote.memory()
-            with Sampler(remote) as sampler:
+            with Sampled(remote.memory, _INTERVAL_S) as sampled:
                 remote.ask("open", **job.record())
                 settle(remote)
                 remote.ask("run", batches=2 * threads + 2, seconds=setup.seconds)
@@ -115,13 +107,14 @@ def measure(gathering: Gathering, setup: Setup, threads: int) -> dict[str, Any]:
             pinned = remote.ask("pinned_memory")
         finally:
             remote.end()
-        peak = sampler.peak()
+        peak = max(sampled.values, key=lambda sample: sample.host_bytes)
+        least_available = min(sample.available_bytes for sample in sampled.values)
         return {
             "host_bytes": host_bytes(before, peak, pinned, counted),
             "device_bytes": None if device_before is None else device["used_bytes"] - device_before,
             "torch_peak_bytes": device["torch_peak_bytes"],
             "pinned": pinned,
-            "available_fell_bytes": before.available_bytes - sampler.least_available(),
+            "available_fell_bytes": before.available_bytes - least_available,
             "before": asdict(before),
             "peak": asdict(peak),
         }

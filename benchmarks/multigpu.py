@@ -1,4 +1,4 @@
-"""Training on one GPU and on several, one process each: ``python -m benchmarks multigpu``.
+"""Measure training on one GPU and on several, one process each: ``python -m benchmarks multigpu``.
 
 Started by torchrun (``torch.distributed.run``), with DistributedDataParallel and a DistributedSampler, bf16 autocast.
 Every process has as many threads, or workers, as there are cores for it, 16 at most; ``--cores`` limits those of all
@@ -12,6 +12,7 @@ Without GPUs it is skipped; with ``--quick``, which shows that it works: gloo, a
 
 from __future__ import annotations
 
+import argparse
 import contextlib
 import json
 import math
@@ -20,25 +21,21 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, Any, Literal
+from typing import IO, Any, Literal
 
 import torch
 
 from benchmarks._checkout import importable
 from benchmarks._peers import prepared
+from benchmarks.contenders._job import Job
 from benchmarks.contenders._registry import CONTENDERS
+from fastload._arguments import UsageError, check_names
 from fastload._machine import usable_cpus
 from fastload.bench._steps import check_model
-from fastload.bench.arguments import TINY
-from fastload.measurement.console import console, refuse
-from fastload.measurement.record import Spread, environment, ratio, write_json
-
-if TYPE_CHECKING:
-    import argparse
-    from collections.abc import Callable, Sequence
+from fastload.measurement.console import console
+from fastload.measurement.record import Spread, environment, extent, ratio, save
 
 PROCESSES = (1, 2, 4)
 THREADS_MAX = 16
@@ -54,45 +51,20 @@ class RunFailedError(RuntimeError):
     """A run of torchrun failed; the message ends with what it said."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RankPlan:
-    """What every process is told.
-
-    Attributes:
-        data: An ImageFolder.
-        model: What is trained.
-        batch_size: Images per batch and process.
-        threads: Threads, or workers, of each process.
-        repeats: Turns.
-        seconds: Of a turn, about.
-        device: ``"cuda"`` or ``"cpu"``.
-        contenders: Loaders that are measured, beside the ceiling.
-    """
-
-    data: str
-    model: str
-    batch_size: int
-    threads: int
-    repeats: int
-    seconds: float
-    device: str
-    contenders: tuple[str, ...]
-
-
 class RankRun:
-    """One torchrun; it loads its libraries and waits to be told to go on.
+    """One torchrun; its processes load their libraries and wait for the file ``go``.
 
     Args:
-        processes: How many.
-        plan: What they are told.
-        folder: For what passes between them and this process.
+        processes: Number of processes.
+        plan: Their work: ``job``, ``model``, ``contenders``, and ``repeats`` and ``seconds`` of turns.
+        folder: Folder for messages between them and this process.
     """
 
-    def __init__(self, processes: int, plan: RankPlan, folder: Path) -> None:
+    def __init__(self, processes: int, plan: Mapping[str, Any], folder: Path) -> None:
         self.processes = processes
         self._folder = folder
         folder.mkdir()
-        (folder / "plan.json").write_text(json.dumps(asdict(plan)))
+        (folder / "plan.json").write_text(json.dumps(plan))
         self._stack = contextlib.ExitStack()
         self._said: IO[bytes] = self._stack.enter_context((folder / "said").open("w+b"))
         self._process = subprocess.Popen(
@@ -111,10 +83,10 @@ class RankRun:
         self._await(lambda: len(list(self._folder.glob("ready-*"))) == self.processes)
 
     def measure(self) -> dict[str, Any]:
-        """Let it go on; returns what its first process wrote.
+        """Let it go on; returns the record that its first process writes.
 
         Raises:
-            RunFailedError: It ended without.
+            RunFailedError: It ended without one.
         """
         (self._folder / "go").touch()
         result = self._folder / "result.json"
@@ -147,25 +119,24 @@ class RankRun:
             time.sleep(0.02)
 
 
-def measure(plan_of: Mapping[int, RankPlan], keep: Callable[[list[dict[str, Any]]], object]) -> None:
-    """Every number of processes; the runs begin together and measure one after another.
+def measure(plan_of: Mapping[int, Mapping[str, Any]], keep: Callable[[list[dict[str, Any]]], object]) -> None:
+    """Measure with every number of processes; the runs begin together and measure one after another.
 
     Args:
-        plan_of: By the number of processes.
-        keep: Called with the figures so far after each of them.
+        plan_of: Work by the number of processes.
+        keep: Function that gets the figures so far after each of them.
     """
     points: list[dict[str, Any]] = []
     with tempfile.TemporaryDirectory(prefix="fastload-") as folder, contextlib.ExitStack() as stack:
         runs = []
         for processes, plan in plan_of.items():
-            run = RankRun(processes, plan, Path(folder) / str(processes))
-            stack.callback(run.close)
-            runs.append(run)
+            runs.append(RankRun(processes, plan, Path(folder) / str(processes)))
+            stack.callback(runs[-1].close)
         for run in runs:
             run.wait_until_ready()
         for run in runs:
             answer = run.measure()
-            points.append({"processes": run.processes, "threads": plan_of[run.processes].threads, **answer})
+            points.append({"processes": run.processes, "threads": plan_of[run.processes]["job"]["threads"], **answer})
             _show(points)
             keep([_with_shares(point, points[0]) for point in points])
 
@@ -190,7 +161,7 @@ def _show(points: Sequence[Mapping[str, Any]]) -> None:
         rate = result["images_per_s"]
         console().print(
             f"{point['processes']} processes of {point['threads']} threads, {CONTENDERS[name].title}: "
-            f"{rate['median']:,.0f} images/s ({rate['min']:,.0f} to {rate['max']:,.0f}), "
+            f"{rate['median']:,.0f} images/s ({extent(rate, ',.0f')}), "
             f"{result['share_of_ceiling']['median']:.1%} of the ceiling, scaling {result['scaling_efficiency']:.1%}"
         )
 
@@ -200,74 +171,47 @@ def _limit(cores: int | None) -> None:
     if cores is None:
         return
     if not 1 <= cores <= usable_cpus():
-        raise ValueError(f"--cores must be from 1 to {usable_cpus()}, the cores that this process may use, got {cores}")
+        raise UsageError(f"--cores must be from 1 to {usable_cpus()}, the cores that this process may use, got {cores}")
     os.sched_setaffinity(0, sorted(os.sched_getaffinity(0))[:cores])
-
-
-def _contenders(given: str | None) -> tuple[str, ...]:
-    names = tuple((given or f"{TORCH},fastload").split(","))
-    if unknown := [name for name in names if name not in (TORCH, *DECODE)]:
-        raise ValueError(f"--contenders must be among {TORCH}, {', '.join(DECODE)}, got {', '.join(unknown)}")
-    return names
 
 
 def main(args: argparse.Namespace) -> int:
     """Run ``python -m benchmarks multigpu``."""
+    gpus = torch.cuda.device_count() if torch.cuda.is_available() else 0
+    _limit(args.cores)
+    contenders = tuple(args.contenders.split(","))
+    check_names("--contenders", contenders, (TORCH, *DECODE))
+    check_model(args.model)
+    counts = args.processes or tuple(n for n in PROCESSES if n <= (gpus or 2))
+    if gpus and max(counts) > gpus:
+        raise UsageError(f"--processes must be <= {gpus}, the GPUs that there are, got {max(counts)}")
+    if not gpus and not args.quick:
+        console().print("bench multigpu: skipped, torch finds no CUDA device here; --quick shows that it works")
+        return 0
+    folder, described = prepared(args.data, quick=args.quick)
+    turns = (len(contenders) + 1) * (args.repeats + 2)  # with those in which the libraries choose their kernels
+    seconds = min(args.seconds, math.inf if args.row_seconds is None else args.row_seconds / turns)
+    turn = {"model": args.model, "repeats": args.repeats, "seconds": seconds}
+    loaded = {"batch_size": args.batch_size, "device": "cuda" if gpus else "cpu"}
+    plans = {}
+    for processes in sorted(counts):
+        threads = args.threads or max(1, min(THREADS_MAX, usable_cpus() // processes))
+        job = Job(data=folder, threads=threads, **loaded)
+        plans[processes] = {"job": job.record(), "contenders": contenders, **turn}
+    record = {
+        "benchmark": "multigpu",
+        "environment": environment(),
+        "dataset": described,
+        "parameters": {"quick": args.quick, "cores": usable_cpus(), **turn, **loaded},
+        "contenders": {name: {"title": CONTENDERS[name].title} for name in (*contenders, CEILING)},
+    }
+
+    def keep(points: list[dict[str, Any]]) -> None:
+        save(args.json, {**record, "complete": len(points) == len(plans), "points": points})
+
     try:
-        gpus = torch.cuda.device_count() if torch.cuda.is_available() else 0
-        _limit(args.cores)
-        contenders = _contenders(args.contenders)
-        model = args.model or ("resnet50" if gpus and not args.quick else TINY)
-        check_model(model)
-        counts = args.processes or tuple(n for n in PROCESSES if n <= (gpus or 2))
-        if gpus and max(counts) > gpus:
-            raise ValueError(f"--processes must be <= {gpus}, the GPUs that there are, got {max(counts)}")
-        repeats = args.repeats if args.repeats is not None else (2 if args.quick else 5)
-        if repeats < 1:
-            raise ValueError(f"--repeats must be >= 1, got {repeats}")
-        if not gpus and not args.quick:
-            console().print("bench multigpu: skipped, torch finds no CUDA device here; --quick shows that it works")
-            return 0
-        folder, described = prepared(args.data, quick=args.quick)
-        seconds = args.seconds if args.seconds is not None else (0.1 if args.quick else 2.0)
-        turns = (len(contenders) + 1) * (repeats + 2)  # with those in which the libraries choose their kernels
-        plans = {
-            processes: RankPlan(
-                data=folder,
-                model=model,
-                batch_size=args.batch_size or (8 if args.quick else 256),
-                threads=args.threads or max(1, min(THREADS_MAX, usable_cpus() // processes)),
-                repeats=repeats,
-                seconds=min(seconds, math.inf if args.row_seconds is None else args.row_seconds / turns),
-                device="cuda" if gpus else "cpu",
-                contenders=contenders,
-            )
-            for processes in sorted(counts)
-        }
-
-        plan = plans[min(plans)]
-
-        def keep(points: list[dict[str, Any]]) -> None:
-            if args.json:
-                write_json(args.json, {**record, "complete": len(points) == len(plans), "points": points})
-
-        record = {
-            "benchmark": "multigpu",
-            "environment": environment(),
-            "dataset": described,
-            "parameters": {
-                "quick": args.quick,
-                "cores": usable_cpus(),
-                **{name: getattr(plan, name) for name in ("model", "batch_size", "repeats", "seconds", "device")},
-            },
-            "contenders": {name: {"title": CONTENDERS[name].title} for name in (*contenders, CEILING)},
-        }
         measure(plans, keep)
-    except (ValueError, FileNotFoundError) as error:
-        return refuse(error)
     except RunFailedError as error:
         console().print(f"failed: {error}")
         return 1
-    if args.json:
-        console().print(f"figures: {args.json}")
     return 0

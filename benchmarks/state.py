@@ -9,21 +9,20 @@ without are read again.
 
 from __future__ import annotations
 
+import argparse
 import importlib.metadata
 import io
 import time
-from typing import TYPE_CHECKING, Any, Final
+from collections.abc import Callable, Iterator
+from functools import partial
+from typing import Any, Final
 
 import torch
-from torch.utils.data import Dataset, IterableDataset, RandomSampler, get_worker_info
+from torch.utils.data import IterableDataset, RandomSampler, get_worker_info
 
 from fastload import FastLoader
-from fastload.measurement.console import console, refuse
-from fastload.measurement.record import Spread, environment, interleave, write_json
-
-if TYPE_CHECKING:
-    import argparse
-    from collections.abc import Callable, Iterator
+from fastload.measurement.console import console
+from fastload.measurement.record import Spread, environment, interleave, save
 
 SAMPLES: Final = 1_281_167
 STEPS: Final = (1, 1_000, 100_000)
@@ -31,19 +30,6 @@ BATCH_SIZE: Final = 8  # so that an epoch has 100,000 batches
 WORKERS: Final = 2
 SAMPLE_S: Final = 20e-6
 STREAM_SHARE: Final = 10  # an iterable dataset has one of so many samples
-
-
-class Numbers(Dataset[int]):
-    """Samples that cost nothing."""
-
-    def __init__(self, count: int) -> None:
-        self.count = count
-
-    def __len__(self) -> int:
-        return self.count
-
-    def __getitem__(self, index: int) -> int:
-        return index
 
 
 class Stream(IterableDataset[int]):
@@ -93,7 +79,7 @@ def contenders(samples: int) -> dict[str, Callable[[], Any]]:
         return lambda: FastLoader(dataset(count), device="cpu", **more)
 
     found = {
-        "fastload": fastload(Numbers, samples, **shuffled),
+        "fastload": fastload(range, samples, **shuffled),
         "fastload, iterable with a state": fastload(PlacedStream, few, **options),
         "fastload, iterable without a state": fastload(Stream, few, **options),
     }
@@ -104,23 +90,18 @@ def contenders(samples: int) -> dict[str, Callable[[], Any]]:
         return found
 
     def torchs_sampler() -> Any:
-        dataset = Numbers(samples)
+        dataset = range(samples)
         return StatefulDataLoader(dataset, sampler=RandomSampler(dataset), **options)
 
     return found | {
-        "torchdata": lambda: StatefulDataLoader(Numbers(samples), **shuffled),
+        "torchdata": lambda: StatefulDataLoader(range(samples), **shuffled),
         "torchdata, a snapshot every 1,000 batches": lambda: StatefulDataLoader(
-            Numbers(samples), snapshot_every_n_steps=1_000, **shuffled
+            range(samples), snapshot_every_n_steps=1_000, **shuffled
         ),
         "torchdata, torch's RandomSampler": torchs_sampler,
         "torchdata, iterable with a state": lambda: StatefulDataLoader(PlacedStream(few), **options),
         "torchdata, iterable without a state": lambda: StatefulDataLoader(Stream(few), **options),
     }
-
-
-def is_iterable(name: str) -> bool:
-    """Whether a contender reads an iterable dataset, which has fewer samples."""
-    return "iterable" in name
 
 
 def measure(make: Callable[[], Any], steps: tuple[int, ...], middle: int, repeats: int) -> tuple[dict[str, Any], bytes]:
@@ -171,47 +152,32 @@ def first_batch_s(make: Callable[[], Any], saved: bytes | None) -> float:
 
 def main(args: argparse.Namespace) -> int:
     """Run ``python -m benchmarks state``."""
-    repeats = args.repeats if args.repeats is not None else 1 if args.quick else 5
-    if repeats < 1:
-        return refuse(ValueError(f"repeats must be >= 1, got {repeats}"))
     samples, steps = (1_000, (1, 10)) if args.quick else (SAMPLES, STEPS)
     middle = samples // BATCH_SIZE // 2
     middles = {True: middle // STREAM_SHARE, False: middle}
     made = contenders(samples)
-    record: dict[str, Any] = {
-        "benchmark": "state",
-        "environment": environment()
-        | {"torchdata": importlib.metadata.version("torchdata") if "torchdata" in made else None},
-        "parameters": {
-            "samples": samples,
-            "batch_size": BATCH_SIZE,
-            "workers": WORKERS,
-            "middle": middle,
-            "sample_s": SAMPLE_S,
-        }
-        | {"sample_s": SAMPLE_S, "iterable_samples": samples // STREAM_SHARE, "iterable_middle": middles[True]},
-        "contenders": {},
-    }
+    torchdata = importlib.metadata.version("torchdata") if "torchdata" in made else None
+    sizes = {"samples": samples, "batch_size": BATCH_SIZE, "workers": WORKERS, "middle": middle, "sample_s": SAMPLE_S}
+    sizes |= {"iterable_samples": samples // STREAM_SHARE, "iterable_middle": middles[True]}
+    costs: dict[str, dict[str, Any]] = {}
     states = {}
     for name, make in made.items():
         each = steps if name in ("fastload", "torchdata") else ()
-        costs, states[name] = measure(make, each, middles[is_iterable(name)], 10 * repeats)
-        record["contenders"][name] = costs
-        console().print(f"{name}: {costs['batch_us']:,.0f} us for a batch, with all that it does for a state")
-        for step, cost in costs["steps"].items():
+        costs[name], states[name] = measure(make, each, middles["iterable" in name], 10 * args.repeats)
+        console().print(f"{name}: {costs[name]['batch_us']:,.0f} us for a batch, with all that it does for a state")
+        for step, cost in costs[name]["steps"].items():
             console().print(
                 f"{name}, step {step}: {cost['bytes']:,} bytes, {cost['call_us']['median']:,.1f} us for a state_dict()"
             )
     turns = {
-        (name, when): lambda make=make, saved=saved: first_batch_s(make, saved)
+        f"{name}/{when}": partial(first_batch_s, make, saved)
         for name, make in made.items()
         for when, saved in {"middle": states[name], "beginning": None}.items()
     }
-    spreads = interleave({"/".join(key): turn for key, turn in turns.items()}, repeats)
-    for name, when in turns:
-        spread = spreads[f"{name}/{when}"]
-        record["contenders"][name][f"first_batch_s_{when}"] = spread.record()
+    for key, spread in interleave(turns, args.repeats).items():
+        name, _, when = key.partition("/")
+        costs[name][f"first_batch_s_{when}"] = spread.record()
         console().print(f"{name}, from the epoch's {when}: {spread.median:.3f} s to the first batch")
-    if args.json:
-        console().print(f"figures: {write_json(args.json, record)}")
+    record = {"benchmark": "state", "environment": environment() | {"torchdata": torchdata}, "parameters": sizes}
+    save(args.json, {**record, "contenders": costs})
     return 0

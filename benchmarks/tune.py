@@ -1,12 +1,12 @@
-"""Does ``num_workers="auto"`` find the number? ``python -m benchmarks tune`` runs it beside every fixed one.
+"""Measure ``num_workers="auto"`` beside every fixed number of workers: ``python -m benchmarks tune``.
 
 Three workloads: photographs through the native engine, a transform in plain Python through worker processes, and a
-light one whose model is heavy. Every number has a first look for a moment; those far behind the fastest have no part in
+light one whose model is heavy. Every number has a first look for a moment; those far behind the fastest are left out of
 what follows. The loaders of the others are open at the same time, with persistent workers, and take turns at the same
 training step. A turn is an epoch for all of them, the beginning left out: ``"auto"`` sizes worker processes when one
 begins.
 
-``"auto"`` is to train at 97% of the best fixed number's rate or more, with at most 1.25 times its workers. That number
+``"auto"`` should train at 97% of the best fixed number's rate or more, with at most 1.25 times its workers. That number
 is the smallest whose median rate is within noise (3%) of the highest: more of them would gain nothing.
 """
 
@@ -15,28 +15,29 @@ from __future__ import annotations
 import argparse
 import contextlib
 import time
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 import torch
 
+from benchmarks.verdicts import Model, Ready, Texts
 from fastload import FastLoader
+from fastload._arguments import check_names
 from fastload.autoscale.policy import AutoWorkers, cores_for_loading
+from fastload.bench._data import EndlessDraws, check_data, image_pool, open_images
+from fastload.bench._steps import TrainingStep, check_model
 from fastload.measurement.clock import clock_for
-from fastload.measurement.console import console, refuse
-from fastload.measurement.record import Spread, environment, interleave, ratio, write_json
-from fastload.measurement.throughput import NATIVE_AHEAD, endless, in_flight, loop_rate
-from fastload.measurement.tuner import NOISE
+from fastload.measurement.console import console
+from fastload.measurement.record import Spread, environment, extent, interleave, ratio, save
+from fastload.measurement.throughput import NATIVE_AHEAD, Rate, endless, in_flight, loop_rate
+from fastload.stats.stats import Stats
 
-if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+Step = Callable[[Any], object]
 
-    from fastload.measurement.throughput import Rate
-    from fastload.stats.stats import Stats
-
-    Step = Callable[[Any], object]
-
+NOISE: Final = 0.03
+"""Rates that differ by less than this share are equal."""
 SHARE_MIN: Final = 0.97
 WORKERS_MAX: Final = 1.25
 
@@ -48,12 +49,12 @@ _SETTLE_MAX: Final = 20
 
 @dataclass(frozen=True)
 class Workload:
-    """What is loaded, and what trains on it.
+    """A loader and a training step.
 
     Attributes:
-        loader: Makes a loader of so many batches per epoch with so many workers.
-        step: Trains on a batch.
-        is_native: Whether the native engine is to run it.
+        loader: Function that makes a loader, of a number of batches per epoch and of workers.
+        step: Function that trains on a batch.
+        is_native: Whether the native engine runs it.
     """
 
     loader: Callable[[int, int | str], FastLoader[Any]]
@@ -62,30 +63,26 @@ class Workload:
 
 
 def workloads(device: torch.device, *, quick: bool, data: Path | None, model: str) -> dict[str, Callable[[], Workload]]:
-    """All three, each made when it is wanted."""
-    from benchmarks.verdicts import Ready, Texts
-
+    """Functions that make the three workloads."""
     gpu = device.type == "cuda"
     own: dict[str, Any] = {"device": device, "persistent_workers": True, "drop_last": True}
 
     def photographs() -> Workload:
         from torchvision import transforms
 
-        from fastload.bench._data import EndlessDraws, image_pool, open_images
-        from fastload.bench._small import SmallStep
-        from fastload.bench._steps import TrainingStep
-
         dataset, _ = open_images(data, quick or not gpu)
         if not gpu:
             steps = [transforms.RandomResizedCrop(112), transforms.RandomHorizontalFlip(), transforms.ToTensor()]
             dataset.transform = transforms.Compose(steps)
         pool, batch_size = image_pool(dataset), 256 if gpu else 16
-        train = TrainingStep(model, device, channels_last=True) if gpu else SmallStep(device, side_px=48, passes=2)
 
         def loader(batches: int, num_workers: Any) -> FastLoader[Any]:
             draws = EndlessDraws(pool, batches * batch_size)
             return FastLoader(dataset, batch_size, sampler=draws, num_workers=num_workers, engine="native", **own)
 
+        if not gpu:
+            return Workload(loader, model_of(device, 10e-3), is_native=True)
+        train = TrainingStep(model, device, channels_last=True)
         return Workload(loader, lambda batch: train(*batch), is_native=True)
 
     def samples(dataset: Any, step_s: float) -> Workload:
@@ -93,7 +90,7 @@ def workloads(device: torch.device, *, quick: bool, data: Path | None, model: st
             part = torch.utils.data.Subset(dataset, range(32 * batches))
             return FastLoader(part, batch_size=32, num_workers=num_workers, **own)
 
-        return Workload(loader, Products(device, step_s))
+        return Workload(loader, model_of(device, step_s))
 
     light = Ready(torch.zeros(3, 64, 64, dtype=torch.uint8))
     return {
@@ -103,42 +100,27 @@ def workloads(device: torch.device, *, quick: bool, data: Path | None, model: st
     }
 
 
-class Products:
-    """A step of so many products of matrices that it takes about ``seconds`` by itself.
-
-    Args:
-        device: Where.
-        seconds: How long.
-    """
-
-    def __init__(self, device: torch.device, seconds: float) -> None:
-        side = 1024 if device.type == "cuda" else 256
-        self._weights = torch.randn(side, side, device=device) / side**0.5
-        self._count = trials = 50
-        clock = clock_for(device)
-        self(torch.zeros(1))
-        begin = clock.mark()
-        self(torch.zeros(1))
-        end = clock.mark()
-        clock.finish()
-        self._count = max(1, round(trials * seconds / clock.between_s(begin, end)))
-
-    def __call__(self, batch: Any) -> None:
-        """One step."""
-        activation = self._weights
-        for _ in range(self._count):
-            activation = activation @ self._weights
+def model_of(device: torch.device, seconds: float) -> Model:
+    """A model whose step takes about ``seconds`` by itself."""
+    side, trials = 1024 if device.type == "cuda" else 256, 50
+    clock, trial, batch = clock_for(device), Model(device, trials, side), torch.zeros(1, device=device)
+    trial(batch)
+    begin = clock.mark()
+    trial(batch)
+    end = clock.mark()
+    clock.finish()
+    return Model(device, max(1, round(trials * seconds / clock.between_s(begin, end))), side)
 
 
 @dataclass
 class TunedLoader:
-    """One number of workers, or ``"auto"``.
+    """A loader with one number of workers, or ``"auto"``.
 
     Attributes:
-        measure: Takes a turn.
-        rates: Of all turns.
-        workers: Of all turns.
-        seen: What the loader itself has seen of its epochs.
+        measure: Function that takes a turn.
+        rates: Rates of all turns.
+        workers: Numbers of workers of all turns.
+        seen: The loader's own statistics of its epochs.
     """
 
     measure: Callable[[], tuple[Rate, int]]
@@ -155,7 +137,7 @@ class TunedLoader:
 
 
 def first_look(workload: Workload, loader: FastLoader[Any], device: torch.device, seconds: float) -> float:
-    """Images/s of a loader with a number of workers of its own, for a moment."""
+    """Images/s of a loader with a fixed number of workers, for a moment."""
     workers = int(loader.num_workers)
     ready = NATIVE_AHEAD if workload.is_native else in_flight(loader)
     rounds = 1 if workload.is_native else workers
@@ -190,13 +172,13 @@ def by_epoch(workload: Workload, loader: FastLoader[Any], device: torch.device, 
 
 
 def _cost_ms(stats: Stats) -> float:
-    """Of one worker, per sample."""
+    """Milliseconds of one worker per sample."""
     making_s = sum(stats.stages[name].total_s for name in ("fetch", "decode", "collate") if name in stats.stages)
     return 1e3 * making_s / max(1, stats.images)
 
 
 def workers_of(loader: FastLoader[Any]) -> int:
-    """How many a loader has now; with ``"auto"``, natively, threads."""
+    """The current number of a loader's workers; natively, with ``"auto"``, of its threads."""
     workers: Any = loader.num_workers
     is_auto = isinstance(workers, AutoWorkers)
     threads = workers.sizing.threads if is_auto and loader.plan.engine == "native" else None
@@ -252,7 +234,7 @@ def evaluate(spreads: Mapping[str, Spread], workers: Sequence[int]) -> dict[str,
 
     Args:
         spreads: Images/s by number, and of ``"auto"``.
-        workers: That ``"auto"`` had in its turns.
+        workers: Numbers of workers of ``"auto"`` in its turns.
     """
     numbers = {int(name): spread for name, spread in spreads.items() if name != "auto"}
     fastest = max(numbers, key=lambda count: numbers[count].median)
@@ -274,61 +256,36 @@ def counts_up_to(cores: int) -> list[int]:
     return [*range(1, min(cores, 8) + 1), *range(10, cores + 1, 2)]
 
 
-def main(arguments: argparse.Namespace) -> int:
-    """Run ``python -m benchmarks tune``; 1 if a workload misses what it is to reach."""
-    from rich.table import Table
-
-    from fastload.bench._steps import check_model
-
+def main(args: argparse.Namespace) -> int:
+    """Run ``python -m benchmarks tune``; 1 if a workload misses its limits."""
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    quick = arguments.quick
-    usual_s = 0.05 if quick else 0.25 if device.type == "cuda" else 0.8
-    seconds = arguments.seconds if arguments.seconds is not None else usual_s
-    repeats = arguments.repeats if arguments.repeats is not None else 1 if quick else 5
-    counts = arguments.counts or ([1, 2] if quick else counts_up_to(cores_for_loading()))
-    try:
-        if not seconds > 0:
-            raise ValueError(f"--seconds must be > 0, got {seconds}")
-        if repeats < 1:
-            raise ValueError(f"--repeats must be >= 1, got {repeats}")
-        check_model(arguments.model)
-        chosen = workloads(device, quick=quick, data=arguments.data, model=arguments.model)
-        for name in arguments.workload or []:
-            if name not in chosen:
-                raise ValueError(f"--workload must be one of {', '.join(map(repr, chosen))}, got {name!r}")
-        parameters = {"seconds": seconds, "repeats": repeats, "counts": counts, "model": arguments.model}
-        limits = {"share_min": SHARE_MIN, "workers_max": WORKERS_MAX, "noise": NOISE}
-        record = {"benchmark": "tune", "environment": environment(), "parameters": parameters, "limits": limits}
-        wanted = {name: make for name, make in chosen.items() if not arguments.workload or name in arguments.workload}
-        results: dict[str, Any] = {}
-        for name, make in wanted.items():
-            epoch_s = 0.1 if quick else max(_EPOCH_S, 2 * seconds)
-            results[name] = measure(make(), device, counts, seconds=seconds, epoch_s=epoch_s, repeats=repeats)
-            console().print(describe(name, results[name]))
-            if arguments.json:  # each time: a run that is cut off keeps its workloads
-                complete = len(results) == len(wanted)
-                write_json(arguments.json, {**record, "complete": complete, "workloads": results})
-    except (ValueError, FileNotFoundError) as error:
-        return refuse(error)
-    table = Table(title="num_workers='auto' beside the best fixed number")
-    for column in ("workload", "best", "images/s", "auto", "images/s", "of the fastest"):
-        table.add_column(column, justify="left" if column == "workload" else "right")
-    for name, result in results.items():
-        rates = result["images_per_s"]
-        best, found = str(result["best"]), f"{result['auto_workers']['median']:g}"
-        shown = [f"{rates[key]['median']:,.0f}" for key in (best, "auto")]
-        table.add_row(name, best, shown[0], found, shown[1], f"{result['share_of_fastest']['median']:.1%}")
-    console().print(table)
-    if arguments.json:
-        console().print(f"figures: {arguments.json}")
+    quick = args.quick
+    seconds = args.seconds or (0.05 if quick else 0.25 if device.type == "cuda" else 0.8)
+    counts = sorted(set(args.counts or ((1, 2) if quick else counts_up_to(cores_for_loading()))))
+    check_model(args.model)
+    check_data(args.data)
+    chosen = workloads(device, quick=quick, data=args.data, model=args.model)
+    check_names("--workload", args.workload or (), chosen)
+    parameters = {"seconds": seconds, "repeats": args.repeats, "counts": counts, "model": args.model}
+    limits = {"share_min": SHARE_MIN, "workers_max": WORKERS_MAX, "noise": NOISE}
+    record = {"benchmark": "tune", "environment": environment(), "parameters": parameters, "limits": limits}
+    wanted = args.workload or list(chosen)
+    results: dict[str, Any] = {}
+    for name in wanted:
+        epoch_s = 0.1 if quick else max(_EPOCH_S, 2 * seconds)
+        results[name] = measure(chosen[name](), device, counts, seconds=seconds, epoch_s=epoch_s, repeats=args.repeats)
+        console().print(describe(name, results[name]))
+        save(args.json, {**record, "complete": len(results) == len(wanted), "workloads": results})
     return 0 if quick or all(result["met"] for result in results.values()) else 1
 
 
 def describe(name: str, result: Mapping[str, Any]) -> str:
     """One workload's figures in words."""
     share, many = result["share_of_fastest"], result["workers_of_best"]
+    auto, best = (result["images_per_s"][key]["median"] for key in ("auto", str(result["best"])))
     return (
-        f"{name}: auto reaches {share['median']:.1%} ({share['min']:.1%} to {share['max']:.1%}) of the rate with "
-        f"{result['fastest']} workers, with {many['median']:.2f} times the {result['best']} that are enough"
+        f"{name}: auto reaches {share['median']:.1%} ({extent(share, '.1%')}) of the rate with {result['fastest']} "
+        f"workers: {auto:,.0f} images/s with {result['auto_workers']['median']:g} workers, {many['median']:.2f} times "
+        f"the {result['best']} that are enough ({best:,.0f} images/s)"
         + ("" if result["met"] else f"; wanted: {SHARE_MIN:.0%}, {WORKERS_MAX:g} times")
     )

@@ -1,6 +1,6 @@
 """Plant twelve bottlenecks and compare the verdicts: ``python -m benchmarks verdicts``.
 
-Each plant is a training loop that is really held up by one thing: samples that come from a slow store, large JPEG
+Each plant is a training loop with one bottleneck: samples that come from a slow store, large JPEG
 files, on threads and on the GPU, CMYK files among others, a tokenizer in plain Python, large samples to stack, copies
 from pageable memory, float32 across the link, a large model, a loop that sleeps, prints or asks the GPU for numbers in
 every step. To show that it is, each loop is also run *relieved*: the same in all else, with that one thing made light.
@@ -12,6 +12,7 @@ the model, so the verdict on a loop that leaves the GPU idle is the one on any s
 
 from __future__ import annotations
 
+import argparse
 import contextlib
 import importlib.util
 import io
@@ -19,45 +20,56 @@ import os
 import statistics
 import tempfile
 import time
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, TypeAlias
+from typing import Any, Final, TypeAlias
 
 import numpy as np
 import torch
-from torch.utils.data import Dataset, Sampler
+from torch.utils.data import Dataset
 
-from benchmarks._slowstore import Client, slow_store
+from benchmarks import _slowstore
+from benchmarks._checkout import served
 from fastload import FastLoader
+from fastload._arguments import UsageError, check_names
 from fastload._machine import usable_cpus
-from fastload.measurement.console import console, refuse
-from fastload.measurement.record import environment, write_json
+from fastload.bench._data import ENDLESS, EndlessDraws
+from fastload.measurement.console import console
+from fastload.measurement.record import environment, save
+from fastload.stats.diagnosis import Report
 from fastload.stats.verdict import Bottleneck
-
-if TYPE_CHECKING:
-    import argparse
-    from collections.abc import Callable, Iterable, Iterator
-
-    from fastload.stats.diagnosis import Report
 
 SIDE: Final = 128
 LARGE_SIDE: Final = 2048
-ENDLESS: Final = 1_000_000
 RELIEVED_MIN: Final = 1.1
-"""How much faster the relieved loop has to be for the plant to have been the bottleneck."""
+"""Least speed-up of the relieved loop with which the plant counts as the bottleneck."""
 
 PAIRS: Final = 3
-"""How often each loop runs with its plant and without; the verdict is that of the first run."""
+"""Runs of each loop with its plant and without; the verdict is that of the first one."""
 
 
-class Stored(Dataset[Any]):
-    """Images as raw bytes in a store."""
-
-    def __init__(self, store: Client) -> None:
-        self._store = store
+class Endless(Dataset[Any]):
+    """A dataset whose epochs do not end while a loop is measured."""
 
     def __len__(self) -> int:
-        return ENDLESS
+        return 1_000_000
+
+
+@contextlib.contextmanager
+def slow_store(object_bytes: int, bytes_per_s: float) -> Iterator[_slowstore.Client]:
+    """A store in a process of its own, for as long as the context lasts."""
+    with tempfile.TemporaryDirectory(prefix="fastload-store-") as folder:
+        path = str(Path(folder) / "socket")
+        with served(_slowstore.__file__, path, str(object_bytes), str(bytes_per_s)):
+            yield _slowstore.Client(path, object_bytes)
+
+
+class Stored(Endless):
+    """Images as raw bytes in a store."""
+
+    def __init__(self, store: _slowstore.Client) -> None:
+        self._store = store
 
     def __getitem__(self, index: int) -> Any:
         pixels = torch.frombuffer(bytearray(self._store.read(index)), dtype=torch.uint8)
@@ -78,14 +90,11 @@ def picture(side: int, mode: str = "RGB", *, smooth: bool = False) -> bytes:
     return file.getvalue()
 
 
-class Files(Dataset[Any]):
+class Files(Endless):
     """JPEG files in memory, decoded and resized as most people do it."""
 
     def __init__(self, side: int) -> None:
         self._file = picture(side)
-
-    def __len__(self) -> int:
-        return ENDLESS
 
     def __getitem__(self, index: int) -> Any:
         from PIL import Image
@@ -95,7 +104,7 @@ class Files(Dataset[Any]):
         return torch.from_numpy(np.array(small)).permute(2, 0, 1), index % 10
 
 
-class Texts(Dataset[Any]):
+class Texts(Endless):
     """Sentences, split greedily into the longest known pieces, in plain Python."""
 
     def __init__(self, words: int) -> None:
@@ -105,9 +114,6 @@ class Texts(Dataset[Any]):
         self._text = " ".join("".join(generator.choice(letters, size)) for size in sizes)
         pairs = {a + b for a in letters for b in letters}
         self._known = {piece: number for number, piece in enumerate(sorted(pairs | set(letters) | {" "}))}
-
-    def __len__(self) -> int:
-        return ENDLESS
 
     def __getitem__(self, index: int) -> Any:
         text, known, tokens, at = self._text, self._known, [], 0
@@ -133,40 +139,21 @@ def folder_of(files: Iterable[bytes], *steps: Any) -> Iterator[Dataset[Any]]:
         yield ImageFolder(folder, transforms.Compose(steps))
 
 
-class Endless(Sampler[int]):
-    """The samples of a small dataset over and over."""
-
-    def __init__(self, length: int) -> None:
-        self._length = length
-
-    def __len__(self) -> int:
-        return ENDLESS
-
-    def __iter__(self) -> Iterator[int]:
-        return (number % self._length for number in range(ENDLESS))
-
-
-class Ready(Dataset[Any]):
+class Ready(Endless):
     """Tensors that only have to be stacked."""
 
     def __init__(self, sample: torch.Tensor) -> None:
         self._sample = sample
 
-    def __len__(self) -> int:
-        return ENDLESS
-
     def __getitem__(self, index: int) -> Any:
         return self._sample, index % 10
 
 
-class Batches(Dataset[Any]):
+class Batches(Endless):
     """Whole batches that lie in memory, pinned or not."""
 
-    def __init__(self, batch: torch.Tensor) -> None:
+    def __init__(self, batch: Any) -> None:
         self._batch = batch
-
-    def __len__(self) -> int:
-        return ENDLESS
 
     def __getitem__(self, index: int) -> Any:
         return self._batch
@@ -235,11 +222,11 @@ class Plant:
     """One bottleneck.
 
     Attributes:
-        expected: What the verdict is to say.
-        planted: Opens the loop that has it: a loader and a step.
-        relieved: Opens the loop that does not.
-        needs_gpu: Whether there is no such bottleneck without one.
-        evidence: What the report is to say, where another limit has the same name.
+        expected: Bottleneck that the verdict has to name.
+        planted: Function that opens the loop with the bottleneck: a loader and a step.
+        relieved: Function that opens the loop without it.
+        needs_gpu: Whether there is no such bottleneck without a GPU.
+        evidence: Words that the report has to contain, where another limit has the same name.
     """
 
     expected: Bottleneck
@@ -287,7 +274,7 @@ def plants(device: torch.device, *, quick: bool) -> dict[str, Plant]:
         given: dict[str, Any] = {"batch_size": 48, "num_workers": 2, "device": "cpu", "engine": "native", **arguments}
         with (
             folder_of([tenth or others, *[others] * 9] * 6, *steps) as dataset,
-            FastLoader(dataset, sampler=Endless(60), **given) as loader,
+            FastLoader(dataset, sampler=EndlessDraws(range(60), ENDLESS), **given) as loader,
         ):
             yield loader, Model(torch.device(given["device"]), *light_step)
 
@@ -296,7 +283,7 @@ def plants(device: torch.device, *, quick: bool) -> dict[str, Plant]:
         return Batches(batch.pin_memory() if pinned else batch)
 
     def on_gpu(side: int) -> Opened:
-        # Few bytes, which threads read and prepare, for the pixels, which the GPU makes.
+        # Smooth pictures: the threads have few bytes to read, the GPU has many pixels to decode.
         given: dict[str, Any] = {"num_workers": max(2, usable_cpus() - 1), "device": device, "decode": "gpu"}
         return natively(small, transforms.PILToTensor(), others=picture(side, smooth=True), **given)
 
@@ -399,41 +386,30 @@ def try_plant(plant: Plant, seconds: float) -> dict[str, Any]:
     }
 
 
-def main(arguments: argparse.Namespace) -> int:
+def main(args: argparse.Namespace) -> int:
     """Run ``python -m benchmarks verdicts``; 1 if a verdict names another bottleneck than was planted."""
-    from rich.table import Table
-
     from fastload.options import resolve_device
 
     try:
-        device = resolve_device(arguments.device)
+        device = resolve_device(args.device)
     except RuntimeError as error:
-        return refuse(error)
+        raise UsageError(str(error)) from error
     quick_s = 2.0 if device.type == "cpu" else 3.0  # a GPU's driver is asked once a second
-    seconds = quick_s if arguments.quick else arguments.seconds
-    chosen = plants(device, quick=arguments.quick)
-    for name in arguments.plant or []:
-        if name not in chosen:
-            return refuse(ValueError(f"--plant must be one of {', '.join(map(repr, chosen))}, got {name!r}"))
-    table = Table(title=f"Does the verdict name what was planted? ({device.type})")
-    for column in ("planted", "expected", "verdict", "relieved"):
-        table.add_column(column)
+    seconds = args.seconds or (quick_s if args.quick else 8.0)
+    chosen = plants(device, quick=args.quick)
+    check_names("--plant", args.plant or (), chosen)
     results = {}
-    for name, plant in chosen.items():
-        if arguments.plant and name not in arguments.plant:
-            continue
+    for name in args.plant or chosen:
+        plant = chosen[name]
         if plant.needs_gpu and device.type != "cuda":
             console().print(f"{name}: left out, it needs a CUDA device")
             continue
         results[name] = result = try_plant(plant, seconds)
-        console().print(f"{name}: {result['report'][0]}")
-        verdict = f"{result['verdict']}-bound" + ("" if result["named"] else " (wrong)")
-        speedup = f"{result['speedup_when_relieved']:.1f} times as fast"
-        table.add_row(name, f"{result['expected']}-bound", verdict, speedup)
-    console().print(table)
+        verdict = f"{result['verdict']}-bound, {'as planted' if result['named'] else result['expected'] + ' expected'}"
+        relieved = f"without it {result['speedup_when_relieved']:.1f} times as fast"
+        console().print(f"{name}: {verdict}; {relieved}; {result['report'][0]}")
     right = sum(result["named"] for result in results.values())
     console().print(f"{right} of {len(results)} named")
-    if arguments.json:
-        record = {"environment": environment(), "device": device.type, "named": right, "of": len(results)}
-        console().print(f"wrote {write_json(arguments.json, {**record, 'plants': results})}")
+    record = {"environment": environment(), "device": device.type, "named": right, "of": len(results)}
+    save(args.json, {**record, "plants": results})
     return 0 if right == len(results) and all(result["is_bottleneck"] for result in results.values()) else 1

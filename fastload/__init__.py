@@ -9,14 +9,14 @@ from fastload._lazy import attributes
 from fastload._version import __version__
 
 if TYPE_CHECKING:
-    from fastload.engines.parity_results import FallbackWarning
+    from fastload.check.results import FallbackWarning
     from fastload.loader import FastLoader
     from fastload.loader import FastLoader as DataLoader
     from fastload.nvtx.annotate import annotate
     from fastload.nvtx.modules import annotate_modules
     from fastload.plan import Plan, Step
     from fastload.prefetch import prefetch_to_device
-    from fastload.profiling.capture import capture
+    from fastload.profiling.recording.capture import capture
     from fastload.stats.diagnosis import Report
     from fastload.stats.progress import progress
     from fastload.stats.stats import Stats
@@ -27,7 +27,7 @@ else:  # PEP 562: a name is imported when it is first used, so that the command 
         __name__,
         {
             "DataLoader": "fastload.loader:FastLoader",
-            "FallbackWarning": "fastload.engines.parity_results:FallbackWarning",
+            "FallbackWarning": "fastload.check.results:FallbackWarning",
             "FastLoader": "fastload.loader:FastLoader",
             "JpegInfo": "fastload.vision.codec:JpegInfo",
             "Plan": "fastload.plan:Plan",
@@ -37,7 +37,7 @@ else:  # PEP 562: a name is imported when it is first used, so that the command 
             "Verification": "fastload.verification:Verification",
             "annotate": "fastload.nvtx.annotate:annotate",
             "annotate_modules": "fastload.nvtx.modules:annotate_modules",
-            "capture": "fastload.profiling.capture:capture",
+            "capture": "fastload.profiling.recording.capture:capture",
             "jpeg_info": "fastload.vision.codec:jpeg_info",
             "prefetch_to_device": "fastload.prefetch:prefetch_to_device",
             "progress": "fastload.stats.progress:progress",

@@ -1,5 +1,6 @@
 from collections.abc import Sequence
 from os import PathLike
+from types import FunctionType
 from typing import Any, ClassVar, Literal, TypeAlias
 
 from typing_extensions import Buffer
@@ -41,8 +42,8 @@ def apply_steps(
 ) -> bool: ...
 
 # Draws the random parameters of a chain of transforms, in torchvision's order. What kinds and fields there are is in
-# fastload/pipeline/ops.py. add() raises ValueError if an argument is invalid. begin_view() begins another chain for the
-# same image.
+# fastload/pipeline/ops/table.py. add() raises ValueError if an argument is invalid. begin_view() begins another chain
+# for the same image.
 class DrawPlan:
     def __init__(self) -> None: ...
     def add(self, kind: str, **fields: Any) -> None: ...
@@ -117,6 +118,8 @@ class Job:
     # Of all threads on it so far, without tasks in progress.
     def work_seconds(self) -> float: ...
 
+def kernel_source(file: str) -> str: ...  # the text of a file in csrc/gpu/kernels
+
 # The files of a batch, prepared in `memory` (uint8, aligned to 16 bytes) for the kernels of decode.cu. finish() may be
 # called once, when no thread adds files any more, and returns parts of the batch whose intermediate results take at
 # most so many bytes: (first image, images, byte of the work list, its items, bytes of coefficients, other bytes, most
@@ -160,7 +163,7 @@ class JpegIndex:
     # (bytes kept, files kept, images whose file was found, images whose file was not, files evicted, found in the file)
     def totals(self) -> tuple[int, int, int, int, int, int]: ...
 
-# An index that was made ahead, see csrc/jpeg/index_file.h. Raises a ValueError that says why it cannot be used. `key`
+# An index that was made ahead, see csrc/index/index_file.h. Raises a ValueError that says why it cannot be used. `key`
 # has 48 bytes. Thread-safe.
 class IndexFile:
     def __init__(self, path: bytes, key: bytes) -> None: ...
@@ -209,6 +212,22 @@ def put_ints(numbers: Any, out: _Array) -> bool: ...
 
 # [values[i] for i in indices], which are an int64 array. Raises IndexError as the list would.
 def items_of(values: list[Any], indices: _Array) -> list[Any]: ...
+
+# What Python objects hold, by identity: each entry's value in its dict, or its absence; what is in dicts and lists, in
+# order; the classes and dicts of objects; attributes of types; code and defaults of functions. A stamp keeps all of it
+# alive, and Python's garbage collection does not see that.
+class Stamp:
+    def __init__(
+        self,
+        entries: list[tuple[dict[Any, Any], Any]],
+        containers: list[Any],
+        objects: list[Any],
+        types: list[type],
+        functions: list[FunctionType],
+    ) -> None: ...
+
+    # Whether everything is what it was. May be false for a type that was not changed, never true for one that was.
+    def holds(self) -> bool: ...
 
 # Changes of colour: Pillow's and torchvision's bits, in place on a uint8 HWC image with contiguous rows. They release
 # the GIL. `shift` is what torchvision adds to Pillow's hue, 0 to 255; `table` has shape (3, 256).
@@ -298,6 +317,13 @@ def transpose(
 # (status, the image's id, its points with their tag or nothing). Releases the GIL.
 def index_points(path: bytes, key: bytes) -> tuple[str, int, bytes]: ...
 def index_tag(data: bytes, key: bytes) -> bytes: ...
+
+# Tagged files, see csrc/base/keyed_hash.h; a key has 48 bytes. Both release the GIL.
+# What follows the data.
+def tags_of(data: Buffer, key: bytes) -> bytes: ...
+
+# The data; `None` if the file cannot be read or was not tagged with the key.
+def read_tagged(path: bytes, key: bytes) -> bytes | None: ...
 def decode_and_drop(images: Sequence[Buffer], boxes: Sequence[tuple[int, int, int, int]]) -> None: ...
 
 # Where a JPEG file's only scan ends, bytes, if it can be decoded without an error; otherwise 0.
@@ -305,7 +331,10 @@ def scan_end(data: bytes, max_pixels: int = 0) -> int: ...
 def jpeg_header(data: _Source) -> tuple[str, int, int, int, int, int, str, bool, str]: ...
 def libjpeg_version() -> str: ...
 
-# What decodes other formats than JPEG: "PNG with libdeflate 1.14, WebP with libwebp 1.2.4", or "". Formats are decoded
+# (name, the loaded one's version or "", the file it was built with, the file that is loaded) of each.
+def linked_libraries() -> list[tuple[str, str, str, str]]: ...
+
+# What decodes other formats than JPEG: "PNG, WebP with libwebp 1.2.4". Formats are decoded
 # whose bit, in the order of the names, is in the mask: none until fastload.vision.calibrate().
 def codec_versions() -> str: ...
 def format_names() -> list[str]: ...

@@ -134,6 +134,12 @@ def file_descriptor_limits() -> tuple[int | None, int | None]:
     return (None if soft == resource.RLIM_INFINITY else soft), (None if hard == resource.RLIM_INFINITY else hard)
 
 
+def mapped_files() -> list[str]:
+    """List the files that this process has mapped, such as shared libraries; each once."""
+    lines = (_read(Path("/proc/self/maps")) or "").splitlines()
+    return list(dict.fromkeys(path for line in lines if (path := line.partition("/")[2] and line[line.index("/") :])))
+
+
 def _read(path: Path) -> str | None:
     try:
         return path.read_text(encoding="ascii", errors="replace")

@@ -1,6 +1,6 @@
 """FastLoader: torch's DataLoader with the device side built in.
 
-It only coordinates; engines/ and device/ do the work.
+It only coordinates; native/, workers/ and device/ do the work.
 """
 
 from __future__ import annotations
@@ -15,20 +15,8 @@ from torch.utils.data import DataLoader
 
 from fastload._display import card, table
 from fastload.autoscale.policy import AutoWorkers, auto_workers
-from fastload.device.replay import Replay
-from fastload.engines import state as position
-from fastload.engines.iterators import (
-    DeviceIterator,
-    NativeDeviceIterator,
-    TorchDeviceIterator,
-    fetcher_in_process,
-    is_native,
-    start_native,
-)
-from fastload.engines.loader_state import LoaderState, state_of
-from fastload.engines.sample_seeding import check_seedable
-from fastload.engines.workers import first_call_of, start_iterator
-from fastload.nvtx import stages
+from fastload.iterators import DeviceIterator, TorchDeviceIterator, fetcher_in_process, start_native
+from fastload.loader_state import LoaderState, state_of
 from fastload.options import (
     INDEX_BYTES,
     Decode,
@@ -42,16 +30,15 @@ from fastload.options import (
     has_own_iterator,
     name_of_dataset,
     named_options,
-    resolve_device,
 )
-from fastload.pipeline.eligibility import read_loader
-from fastload.plan import Plan, make_plan
-from fastload.stats.diagnosis import Report
-from fastload.stats.diagnosis import report as report_of
+from fastload.randomness.by_sample import check_seedable
+from fastload.state import save
 from fastload.stats.meter import Meter, counters_for, measure, next_epoch
 from fastload.stats.stats import Stats
 from fastload.torch_workers.processes import start_workers
 from fastload.torch_workers.view import is_torchdatas, take_over
+from fastload.workers.start import route_of, start_iterator
+from fastload.workers.worker import setup_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -59,6 +46,11 @@ if TYPE_CHECKING:
     from types import TracebackType
 
     from torch.utils.data import Dataset, Sampler
+
+    from fastload.device.replay import Replay
+    from fastload.plan import Plan
+    from fastload.route import Route
+    from fastload.stats.diagnosis import Report
 
 _LOGGER: Final = logging.getLogger("fastload")
 
@@ -95,7 +87,7 @@ class FastLoader(LoaderConfig[T_co]):
         max_pinned_bytes: Maximum bytes of the pinned slots; ``None`` is a quarter of the memory that this process may
             use. 0 disables pinned memory.
         randomness: ``"worker"``: random draws as in torch, from each worker's stream. ``"sample"``: from a stream that
-            depends only on the seed, the epoch and the sample's index (:mod:`fastload.engines.sample_seeding`).
+            depends only on the seed, the epoch and the sample's index (:mod:`fastload.randomness.by_sample`).
         max_index_bytes: Maximum bytes of host memory for where decoding can begin within JPEG files. Decode threads
             note it when they first decode a file, and later decode only what a crop needs. It takes about 1% of the
             files' bytes. Files are known by a checksum of all their bytes: one that has changed is decoded anew. 0:
@@ -189,18 +181,12 @@ class FastLoader(LoaderConfig[T_co]):
         self.decode = options.decode
         vars(self)["_state"] = LoaderState()
         check_seedable(self, self.randomness)
-        if self.engine == "native":
-            recipe = read_loader(self, resolve_device(self.device))
-            if isinstance(recipe, tuple):
-                raise ValueError(f"engine='native', but {'; '.join(recipe)}")
-        if self.decode == "gpu":
-            from fastload.device.decodable import not_on_gpu_because
-
-            device = resolve_device(self.device)
-            recipe = read_loader(self, device)
-            why = "; ".join(recipe) if isinstance(recipe, tuple) else not_on_gpu_because(self, recipe, device)
-            if why is not None:
-                raise ValueError(f"decode='gpu', but {why}")
+        if self.engine == "native" or self.decode == "gpu":
+            route = route_of(self)
+            if self.engine == "native" and route.maker == "python":
+                raise ValueError(f"engine='native', but {'; '.join(route.reasons)}")
+            if self.decode == "gpu" and (route.recipe is None or route.not_on_gpu is not None):
+                raise ValueError(f"decode='gpu', but {'; '.join(route.reasons) or route.not_on_gpu}")
 
     @classmethod
     def wrap(cls, loader: DataLoader[T_co], **own: Unpack[OwnArguments]) -> FastLoader[T_co]:
@@ -251,7 +237,9 @@ class FastLoader(LoaderConfig[T_co]):
     @property
     def plan(self) -> Plan:
         """This loader's steps for an iteration that starts now, and the reasons; ``print`` it."""
-        return make_plan(self, self.stats(), state_of(self).checks)
+        from fastload.plan import make_plan
+
+        return make_plan(self, route_of(self), self.stats())
 
     def stats(self) -> Stats:
         """Counters and stage times of all epochs so far.
@@ -262,7 +250,9 @@ class FastLoader(LoaderConfig[T_co]):
 
     def report(self) -> Report:
         """The bottleneck of the loop that consumes this loader, with evidence and remedy; ``print`` it."""
-        return report_of(self.stats())
+        from fastload.stats.diagnosis import report
+
+        return report(self.stats())
 
     def state_dict(self) -> dict[str, Any]:
         """Return where the consumer of the newest iteration is, for :meth:`load_state_dict` in any process.
@@ -275,7 +265,7 @@ class FastLoader(LoaderConfig[T_co]):
         A loader whose place cannot be told (``in_order=False``, an iterator of its own) warns, and returns a state that
         :meth:`load_state_dict` refuses with the reason.
         """
-        return position.state_dict(self)
+        return save.state_dict(self, state_of(self).place)
 
     def load_state_dict(self, state_dict: dict[str, Any] | Sequence[dict[str, Any]]) -> None:
         """Make the next ``iter()`` go on where the state was saved.
@@ -292,7 +282,7 @@ class FastLoader(LoaderConfig[T_co]):
             ValueError: The state does not fit this loader, dataset or rank, or is damaged. Nothing has changed then.
             TypeError: The loader makes its own iterators.
         """
-        position.load_state_dict(self, state_dict)
+        save.load_state_dict(self, state_of(self).place, state_dict)
 
     def replay(self, n: int, steps: int | None = None) -> Replay[T_co]:
         """Repeat the first ``n`` batches from the device, as a perfect loader would.
@@ -309,6 +299,8 @@ class FastLoader(LoaderConfig[T_co]):
             n: Number of batches to hold, at least 1.
             steps: Length of an epoch; ``None`` is ``len(loader)``.
         """
+        from fastload.device.replay import Replay
+
         return Replay(self, n, steps)
 
     def __repr__(self) -> str:
@@ -333,77 +325,75 @@ class FastLoader(LoaderConfig[T_co]):
         if state.engine_logged or not _LOGGER.isEnabledFor(logging.INFO):
             return
         state.engine_logged = True
-        if reasons := self.plan.reasons:
+        route = route_of(self)
+        if route.maker == "python" and (reasons := route.reasons):
             _LOGGER.info("%r is not native: %s; print(loader.plan) says what runs where", self, "; ".join(reasons))
 
     def __iter__(self) -> Iterator[T_co]:  # type: ignore[override]
         state_of(self).check_open()
-        iterator: Iterator[T_co] = position.begin(self, self._begin)
+        state_of(self).drop_inherited(self)
+        iterator: Iterator[T_co] = save.begin(self, state_of(self).place, self._begin)
         self._log_engine()
         return iterator
 
     def _begin(self) -> Iterator[T_co]:
-        if has_own_iterator(self):
-            state_of(self).size_workers(self)
-            return self._plain_iterator()
-        device = resolve_device(self.device)
-        state_of(self).size_workers(self, native=True)
-        if (native := self._native_iterator(device)) is not None:
-            return native
-        state_of(self).size_workers(self)
-        if device.type == "cpu" and self.dtype is None and self.randomness == "worker" and not stages.active():
-            return self._plain_iterator()
+        state = state_of(self)
+        if not has_own_iterator(self):
+            state.size_workers(self, native=True)
+        state.checks.forget_start()
+        route = route_of(self)
+        if route.maker == "threads":
+            if (native := self._native_iterator(route)) is not None:
+                return native
+            route = route_of(self)  # which now knows why there is none
+        state.size_workers(self)
+        if route.is_plain:
+            return self._plain_iterator(route)
         if not (self.persistent_workers and self.num_workers > 0):
-            return TorchDeviceIterator(self, device)
+            return TorchDeviceIterator(self, route)
         former: Any = self._iterator
-        if isinstance(former, TorchDeviceIterator) and former.device == device and not former.is_closed:
+        if isinstance(former, TorchDeviceIterator) and former.device == route.device and not former.is_closed:
             former.begin_epoch(self)
         else:
-            self._iterator = TorchDeviceIterator(self, device)  # type: ignore[assignment]
+            self._iterator = TorchDeviceIterator(self, route)  # type: ignore[assignment]
         return self._iterator  # type: ignore[return-value]
 
-    def _native_iterator(self, device: torch.device) -> Iterator[T_co] | None:
-        if not self.num_workers:
-            return None
-        persists = self.persistent_workers
+    def _native_iterator(self, route: Route) -> Iterator[T_co] | None:
         former: Any = self._iterator
-        if persists and isinstance(former, NativeDeviceIterator) and former.device == device and not former.is_closed:
-            former.begin_epoch(self)
-            return former
-        if persists and is_native(former) and device.type == "cpu" and not former.is_closed:
+        if former is not None and getattr(former, "recipe", None) is route.recipe:
+            if isinstance(former, DeviceIterator):
+                former.begin_epoch(self)
+                return former
             return next_epoch(former, self)  # type: ignore[no-any-return]
-        recipe = read_loader(self, device)
-        if isinstance(recipe, tuple) or recipe.in_python:
-            return None
-        native = start_native(self, recipe, device)
-        if persists and native is not None:
+        native = start_native(self, route)
+        if self.persistent_workers and native is not None:
             self._iterator = native
         return native  # type: ignore[no-any-return]
 
-    def _plain_iterator(self) -> Iterator[T_co]:
-        former = self._iterator
-        if isinstance(former, DeviceIterator) or is_native(former):  # made with other arguments
+    def _plain_iterator(self, route: Route) -> Iterator[T_co]:
+        former: Any = self._iterator
+        if isinstance(former, DeviceIterator) or hasattr(type(former), "runs_recipe"):  # made with other arguments
             self._iterator = None
-        iterator = super().__iter__() if has_own_iterator(self) else self._torch_iterator()
+        iterator = super().__iter__() if has_own_iterator(self) else self._torch_iterator(route)
         state_of(self).live.add(iterator)
         return iterator
 
-    def _torch_iterator(self) -> Iterator[T_co]:
+    def _torch_iterator(self, route: Route) -> Iterator[T_co]:
         """Make torch's own iterator, and measure its waits and its workers' fetches."""
         persists = self.persistent_workers and self.num_workers > 0
         former: Any = self._iterator
         if persists and former is not None:
             return next_epoch(former, self)  # type: ignore[no-any-return]
-        native = fetcher_in_process(self, torch.device("cpu"))
-        counters = counters_for(self) if native is None else None
+        native = fetcher_in_process(self, route)
+        counters = counters_for(self, state_of(self).totals) if native is None else None
         view: Any = object.__new__(_without_del(cast("Any", type(self))))  # keeps a subclass's overrides
         vars(view).update(vars(self))
         if counters is not None and self.num_workers:
-            vars(view)["worker_init_fn"] = first_call = first_call_of(self, self.worker_init_fn, counters)
+            vars(view)["worker_init_fn"] = setup = setup_of(self, route, counters)
         make = functools.partial(DataLoader.__iter__, view)
         start = functools.partial(start_workers, make) if self.num_workers else make
-        iterator: Any = start_iterator(view, state_of(self).resumption, start)
-        if self.num_workers and iterator._worker_init_fn is first_call:
+        iterator: Any = start_iterator(view, state_of(self).place.resumption, start)
+        if self.num_workers and iterator._worker_init_fn is setup:
             iterator._worker_init_fn = self.worker_init_fn
         if native is not None:
             native.install(iterator)

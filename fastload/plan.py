@@ -12,18 +12,16 @@ from torch.utils.data import IterableDataset, default_collate, default_convert
 
 from fastload._display import card, paragraphs, table
 from fastload.autoscale.policy import NATIVE_STREAMS, AutoWorkers, cores_for_loading
-from fastload.engines.loader_state import state_of
-from fastload.engines.workers import makes_lazy_images
-from fastload.memory.limits import no_slots_because, pinned_limit, pins, slots_wanted
+from fastload.loader_state import state_of
+from fastload.memory.limits import pinned_limit, pins, slots_wanted
 from fastload.options import LEVELS_OFF, can_pin, has_own_iterator, has_state, has_streams, resolve_device
-from fastload.pipeline.eligibility import read_loader, read_tail
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from fastload.engines.parity_results import ParityResults
     from fastload.options import LoaderConfig
-    from fastload.pipeline.reader import Recipe
+    from fastload.pipeline.recipe import Recipe
+    from fastload.route import Route
     from fastload.stats.stats import Stats
 
 ON_LAZY_IMAGES: Final = ", on lazy images: of a JPEG file only what is used is decoded, natively"
@@ -116,26 +114,23 @@ def _wrapped(head: str, text: str) -> list[str]:
     ) or [head]
 
 
-def make_plan(loader: LoaderConfig[Any], stats: Stats, checks: ParityResults) -> Plan:
-    """Make the plan of ``loader`` for an iteration that starts now."""
-    batch_bytes = _bytes_of_a_batch(stats)
-    device = torch.device("cpu") if has_own_iterator(loader) else resolve_device(loader.device)
-    recipe = read_loader(loader, device)
-    failed = None if isinstance(recipe, tuple) else checks.known(loader, recipe)
-    if not isinstance(recipe, tuple) and failed is None and not recipe.in_python:
-        return _native_plan(loader, recipe, device, stats)
-    around = None if isinstance(recipe, tuple) or failed is not None else recipe
-    reasons = recipe if isinstance(recipe, tuple) else () if around is not None else (failed,)
+def make_plan(loader: LoaderConfig[Any], route: Route, stats: Stats) -> Plan:
+    """Describe the epoch that ``route`` says of ``loader``."""
+    batch_bytes, device, around = _bytes_of_a_batch(stats), route.device, route.recipe
+    if around is not None and (route.maker == "threads" or (route.maker == "next" and not around.in_python)):
+        return _native_plan(loader, route, around, stats)
     reads = "next(dataset)" if isinstance(loader.dataset, IterableDataset) else "dataset[index]"
     workers = loader.num_workers
     place = f"{workers} worker process{'es' if workers != 1 else ''}" if workers else "main process"
-    lazy = ON_LAZY_IMAGES if makes_lazy_images(loader) else ""
+    lazy = ON_LAZY_IMAGES if route.is_lazy and around is None else ""
     fetch = Step("fetch", place, f"{reads} of {type(loader.dataset).__name__}, unchanged{lazy}{_seeded(loader)}")
-    notes = [f"{_UNCHANGED}{reason}" for reason in reasons]
+    of_dataset = _UNCHANGED if around is None else "decode threads of this process make no batches: "
+    notes = [f"{of_dataset}{reason}" for reason in route.reasons]
     if around is not None:
         threads = f"{place}, a decode thread each" if workers else f"{cores_for_loading()} decode threads, in next()"
         fetch = Step("decode", threads, f"{_decodes(loader, around)}, then {_becomes(around)}")
-        notes.append(f"run in Python, beside samples made natively: {', '.join(around.in_python)}")
+        beside = around.in_python or ("worker_init_fn",)
+        notes.append(f"run in Python, beside samples made natively: {', '.join(beside)}")
     if isinstance(loader.dataset, IterableDataset) and not has_state(loader.dataset) and not has_own_iterator(loader):
         notes.append(READ_AGAIN)
     steps = [fetch, Step("collate", place, _name_of(loader.collate_fn))]
@@ -160,19 +155,16 @@ def make_plan(loader: LoaderConfig[Any], stats: Stats, checks: ParityResults) ->
         casts = loader.dtype is not None and not has_own_iterator(loader)
         if casts:
             steps.append(Step("epilogue", "main process", _epilogue(loader, device)))
-        engine = "workers" if casts or loader.randomness == "sample" else "torch"
-        engine = "native" if around is not None else engine
-        return Plan(engine, device, tuple(steps), batch_bytes, tuple(notes))
-    streams = has_streams(device)
-    why_not = no_slots_because(loader, device)
-    if why_not is None:
+        return Plan(route.engine, device, tuple(steps), batch_bytes, tuple(notes))
+    streams, tail = has_streams(device), route.tail
+    if route.no_slots is None:
         into = "stacked into" if loader.collate_fn is default_collate else "packed into"
         size = f"{stats.slots} × {stats.slot_bytes / 1e6:,.2f} MB" if stats.slots else f"up to {slots_wanted(loader)}"
         limit = f"{stats.pinned_bytes / 1e6:,.1f} of at most {pinned_limit(loader) / 1e6:,.0f} MB pinned"
         steps.append(Step("slots", place, f"{into} pinned shared slots: {size}, {limit}"))
         notes += [f"{count} batches took torch's ordinary path: {why}" for why, count in stats.missed.items()]
     elif pins(loader, device):
-        notes.append(f"no slots: {why_not}")
+        notes.append(f"no slots: {route.no_slots}")
         steps.append(Step("pin", "pin-memory thread" if workers else "main process", "page-locked copy"))
     else:
         why = "max_pinned_bytes=0" if streams else f"{device.type} has none"
@@ -191,12 +183,10 @@ def make_plan(loader: LoaderConfig[Any], stats: Stats, checks: ParityResults) ->
         if streams:
             notes.append("device_prefetch=0: copies wait for the step before them; 1 or more runs them beside it")
         where = "consumer's stream"
-    tail = read_tail(loader, device)
     by_table = "" if tail is None else f"{', '.join(tail.names)} of RGB images of one size, sent as uint8, by a table"
     if epilogue := ", ".join(part for part in (by_table, _epilogue(loader, device)) if part):
         steps.append(Step("epilogue", where, epilogue))
-    engine = "workers" if around is None else "native"
-    return Plan(engine, device, tuple(steps), batch_bytes, tuple(notes))
+    return Plan(route.engine, device, tuple(steps), batch_bytes, tuple(notes))
 
 
 def _own_batches_plan(
@@ -221,8 +211,8 @@ def _bytes_of_a_batch(stats: Stats) -> int | None:
     return stats.device_bytes // stats.copied if stats.copied else None
 
 
-def _native_plan(loader: LoaderConfig[Any], recipe: Recipe, device: torch.device, stats: Stats) -> Plan:
-    batch_bytes = _bytes_of_a_batch(stats)
+def _native_plan(loader: LoaderConfig[Any], route: Route, recipe: Recipe, stats: Stats) -> Plan:
+    batch_bytes, device = _bytes_of_a_batch(stats), route.device
     workers = loader.num_workers
     count = workers or cores_for_loading()
     threads = f"{count} decode thread{'s' if count != 1 else ''}{'' if workers else ', in next()'}"
@@ -233,7 +223,7 @@ def _native_plan(loader: LoaderConfig[Any], recipe: Recipe, device: torch.device
     place = "a process of their own" if workers else "the main process"
     notes = []
     if not recipe.in_memory:
-        notes.append(f"samples that are no such files are made in {place} by the transforms themselves")
+        notes.append(f"files that threads cannot decode (CMYK, damaged) go through the transforms, in {place}")
     if recipe.first_call is not None:
         notes.append("random draws start from the states that worker_init_fn seeds")
     if not workers:
@@ -253,7 +243,7 @@ def _native_plan(loader: LoaderConfig[Any], recipe: Recipe, device: torch.device
 
         if (why := nvrtc.lacking(device, table.dtype, len(table))) is not None:
             notes.append(f"torch looks values up instead of one CUDA kernel, same bits but slower: {why}")
-    notes.append(_decoded_on_gpu(loader, recipe, device, stats))
+    notes.append(_decoded_on_gpu(loader, route, stats))
     where = "copy stream" if loader.device_prefetch else "consumer's stream"
     memory = "pinned memory" if pins(loader, device) else "pageable memory"
     erasing = recipe.pipeline.erasing
@@ -274,7 +264,7 @@ def _decodes(loader: LoaderConfig[Any], recipe: Recipe) -> str:
     if (views := recipe.pipeline.views) > 1:
         what = "images of each sample" if recipe.images > 1 else "views of each"
         names = f"{views} {what}, in all {names}"
-    from fastload.pipeline.calibration import calibrate  # imports Pillow's plugins
+    from fastload.pipeline.installed.decodes import calibrate  # imports Pillow's plugins
 
     formats = ["JPEG", *sorted({name.split()[0] for name in calibrate().formats})]
     source = "arrays" if recipe.in_memory else f"{', '.join(formats)} files"
@@ -284,7 +274,7 @@ def _decodes(loader: LoaderConfig[Any], recipe: Recipe) -> str:
 def _indexed(loader: LoaderConfig[Any], recipe: Recipe) -> str:
     if recipe.in_memory or not loader.max_index_bytes:
         return ""
-    from fastload.pipeline.index_file import IndexFileError, index_file_of
+    from fastload.jpeg_index.file import IndexFileError, index_file_of
 
     most = f"an index of at most {loader.max_index_bytes / 1e6:.0f} MB says where to begin in files decoded before"
     try:
@@ -296,15 +286,11 @@ def _indexed(loader: LoaderConfig[Any], recipe: Recipe) -> str:
     return f"; a file says where to begin in {file.files:,} images, and {most}"
 
 
-def _decoded_on_gpu(loader: LoaderConfig[Any], recipe: Recipe, device: torch.device, stats: Stats) -> str:
+def _decoded_on_gpu(loader: LoaderConfig[Any], route: Route, stats: Stats) -> str:
     if loader.decode == "cpu":
         return "decode='cpu': decode threads decode every image"
-    from fastload.device.decodable import not_on_gpu_because
-
-    if (why := not_on_gpu_because(loader, recipe, device)) is not None:
-        return f"decode threads decode every image: {why}"
-    state = state_of(loader)
-    if (why := state.not_decoding_because(device)) is not None:
+    state, device = state_of(loader), route.device
+    if (why := route.not_on_gpu or state.not_decoding_because(device)) is not None:
         return f"decode threads decode every image: {why}"
     what = "files that the index knows, and transforms their images"
     when = "the GPU decodes" if loader.decode == "gpu" else "the GPU decodes, while the threads cannot keep it fed,"

@@ -53,7 +53,8 @@ def prefetch_to_device(
 
     Args:
         iterable: Batches in host memory: tensors in any nesting of mappings, sequences, tuples and dataclasses, or
-            types with ``pin_memory()`` and ``to()``. Each iteration of the result iterates it again.
+            types with ``pin_memory()`` and a ``to()`` that takes a device; others stay. Each iteration of the result
+            iterates it again.
         device: ``"auto"`` is the current accelerator when iteration starts, or the CPU if there is none. On the CPU
             nothing is copied and no thread is started.
         device_prefetch: Batches that may wait on the device beyond the one in use; at least 1.

@@ -2,16 +2,10 @@
 
 from __future__ import annotations
 
-import array
-import collections
-import collections.abc
-import dataclasses
-import enum
+import functools
 import itertools
-import math
 import os
 import random
-from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
@@ -19,21 +13,20 @@ import numpy as np
 import torch
 from torch.utils import data
 
+from fastload._compare import ComparedValues, difference
 from fastload._display import card, paragraphs
 from fastload.autoscale.policy import AutoWorkers
-from fastload.device.replay import twin_of
-from fastload.engines.sample_seeding import SeededByIndex, seeded
-from fastload.engines.workers import makes_lazy_images, start_epoch
 from fastload.loader import FastLoader
-from fastload.options import LEVELS_OFF, has_own_iterator, length_of, resolve_device
-from fastload.pipeline.datasets import sample_name
-from fastload.pipeline.eligibility import read_loader
+from fastload.options import LEVELS_OFF, has_own_iterator, length_of
+from fastload.pipeline.datasets.folders import sample_name
+from fastload.randomness.by_sample import SeededByIndex, seeded, show_own_dataset
 from fastload.stats.progress import terminal_bar
+from fastload.torch_workers.twin import independent_twin
 from fastload.torch_workers.view import refresh, view_of
+from fastload.workers.start import route_of, start_epoch
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator
-    from contextlib import AbstractContextManager
+    from collections.abc import Callable, Iterator
 
     from torch.utils.data import DataLoader
 
@@ -129,17 +122,20 @@ def verify(
 
     Blocks until both are done, with a progress bar on a terminal if tqdm is installed. Where FastLoader is torch's own
     loader (no accelerator, and a pipeline that is not supported), nothing is compared, and the result says so. Seeds
-    only torch's random state. A FastLoader with a ``dtype`` differs from torch by that. Restores torch's default
-    generator and the loader's.
+    only torch's random state. A FastLoader with a ``dtype`` differs from torch by that.
+
+    Both begin an epoch of their own, with copies of the loader's samplers, generators and, if it is read in this
+    process, dataset (tensors and arrays of more than 1 GiB are shared). So the loader stays as it is: its epoch,
+    workers, statistics and generators, and the global generators of torch, ``random`` and NumPy.
 
     Args:
-        loader: A loader (a FastLoader keeps its own arguments), or a function that makes one. A sampler with state
-            other than torch's generators needs the function.
+        loader: A loader (a FastLoader keeps its own arguments), or a function that makes one, which it must do anew
+            where the sampler or dataset cannot be copied.
         batches: Maximum number of batches to compare, 20 by default; ``None`` for a whole epoch.
         seed: Seed of torch's default generator, for both loaders.
 
     Raises:
-        TypeError: ``loader`` is neither, or the function does not return a DataLoader.
+        TypeError: ``loader`` is neither, or cannot be copied, or the function does not return a DataLoader.
         ValueError: ``batches`` is less than 1.
         VerificationInterrupted: Ctrl-C; its ``result`` is what was compared so far.
     """
@@ -147,11 +143,11 @@ def verify(
         raise ValueError(f"batches must be >= 1 or None for all, got {batches}")
     kept = torch.get_rng_state(), *_other_states()
     try:
-        torchs = _as_torch(_make_loader(loader, seed))
-        theirs, made = _batches(torchs, seed, batches, kept[1:]), _make_loader(loader, seed)
-        with _as_ours(made) as fast:
-            if (plan := fast.plan).engine == "torch" and not makes_lazy_images(fast):
-                return Verification(0, plan.engine, None, notes=plan.notes, is_torchs=True)
+        torchs = _as_torch(_make_twin(loader, seed))
+        theirs, made = _batches(torchs, seed, batches, kept[1:]), _make_twin(loader, seed)
+        with made if isinstance(made, FastLoader) else FastLoader.wrap(made) as fast:
+            if (route := route_of(fast)).engine == "torch" and not route.is_lazy:
+                return Verification(0, route.engine, None, notes=fast.plan.notes, is_torchs=True)
             ours = _batches(fast, seed, batches, kept[1:])
             if isinstance(fast.num_workers, AutoWorkers):  # the epoch's number of workers is known once it has begun
                 ours = itertools.chain(list(itertools.islice(ours, 1)), ours)
@@ -171,23 +167,24 @@ def _set_states(of_torch: torch.Tensor, of_python: Any, of_numpy: Any) -> None:
     np.random.set_state(of_numpy)
 
 
-def _as_ours(loader: DataLoader[Any]) -> AbstractContextManager[FastLoader[Any]]:
-    if not isinstance(loader, FastLoader):
-        return FastLoader.wrap(loader)
-    # With randomness by sample, a twin: this iteration must not count as an epoch of the user's loader.
-    return twin_of(loader) if loader.randomness == "sample" else nullcontext(loader)
-
-
 def _as_torch(loader: DataLoader[Any]) -> DataLoader[Any]:
     """Return torch's loader of the same batches, seeded by index if ``randomness="sample"``."""
     if has_own_iterator(loader):  # it makes its own batches, with FastLoader and without
         own: DataLoader[Any] = object.__new__(type(loader))
         refresh(own, loader)
         return own
-    changes = seeded(loader, {}) if getattr(loader, "randomness", "worker") == "sample" else {}
+    changes: dict[str, Any] = {}
+    if getattr(loader, "randomness", "worker") == "sample":
+        changes = seeded(loader, {"worker_init_fn": functools.partial(_start_worker, loader.worker_init_fn)})
     if loader.batch_sampler is not None:
         changes["batch_sampler"] = _RecordingSampler(loader.batch_sampler)
     return view_of(loader, **changes)
+
+
+def _start_worker(worker_init_fn: Callable[[int], None] | None, worker_id: int) -> None:
+    show_own_dataset()
+    if worker_init_fn is not None:
+        worker_init_fn(worker_id)
 
 
 class _RecordingSampler:
@@ -206,25 +203,28 @@ class _RecordingSampler:
             yield indices
 
 
-def _make_loader(loader: Any, seed: int) -> DataLoader[Any]:
+def _make_twin(loader: Any, seed: int) -> DataLoader[Any]:
     torch.set_rng_state(torch.Generator().manual_seed(seed).get_state())  # torchdata's samplers draw when constructed
     is_loader = isinstance(loader, data.DataLoader)  # by this name, as fastload run replaces what a module holds
     made = loader if is_loader or not callable(loader) else loader()
     if not isinstance(made, data.DataLoader):
         raise TypeError(f"verify takes a DataLoader or a function that returns one, got {type(made).__name__}")
-    return made
+    try:
+        return independent_twin(made, persistent_workers=False)
+    except TypeError as error:
+        if not is_loader:
+            return made
+        raise TypeError(
+            f"verify(loader) leaves the loader as it is, and so copies it, but {error}; use verify(function), with a "
+            "function that makes the loader and what cannot be copied"
+        ) from error
 
 
 def _batches(loader: DataLoader[Any], seed: int, count: int | None, others: tuple[Any, Any]) -> Iterator[Any]:
     """Yield batches, then the error if there is one, with separate random states per loader."""
-    generators = [g for g in (loader.generator, getattr(loader.sampler, "generator", None)) if g is not None]
-    own = [g.get_state() for g in generators]
     state, iterator, number = torch.Generator().manual_seed(seed).get_state(), None, 0
-    drawn = own
     while count is None or number < count:
         _set_states(state, *others)
-        for generator, saved in zip(generators, drawn, strict=True):
-            generator.set_state(saved)
         try:
             if iterator is None:
                 iterator = start_epoch(loader)
@@ -233,9 +233,7 @@ def _batches(loader: DataLoader[Any], seed: int, count: int | None, others: tupl
             break
         except Exception as error:  # noqa: BLE001 - an error is a result, to be compared
             batch = error
-        state, others, drawn = torch.get_rng_state(), _other_states(), [g.get_state() for g in generators]
-        for generator, saved in zip(generators, own, strict=True):
-            generator.set_state(saved)
+        state, others = torch.get_rng_state(), _other_states()
         number += 1
         yield batch
         if iterator is None:
@@ -287,131 +285,11 @@ def _compare(
 
 def _bound(loader: FastLoader[Any]) -> float:
     """How far values of images may differ: ``LEVELS_OFF`` levels where ``exact=False`` approximates."""
-    recipe = () if has_own_iterator(loader) else read_loader(loader, resolve_device(loader.device))
-    if isinstance(recipe, tuple) or recipe.pipeline.approximate is None:
+    recipe = route_of(loader).recipe
+    if recipe is None or recipe.pipeline.approximate is None:
         return 0.0
     table = recipe.pipeline.table
     return float(LEVELS_OFF) if table is None else LEVELS_OFF * float(table.double().diff().abs().max())
-
-
-@dataclass(slots=True)
-class ComparedValues:
-    """Values compared in two batches.
-
-    Attributes:
-        values: Number of values compared.
-        opaque: Objects not compared: their ``==`` compares identity, or does not return yes or no.
-        bound: How far values of images (4-D tensors) may differ.
-        largest: The largest difference of such values.
-    """
-
-    values: int = 0
-    opaque: list[str] = dataclasses.field(default_factory=list)
-    bound: float = 0.0
-    largest: float = 0.0
-
-
-def difference(theirs: Any, ours: Any, place: str = "batch", *, compared: ComparedValues | None = None) -> str | None:
-    """Return the first difference of two batches in type, dtype, shape or bits, or ``None``.
-
-    Memory layout is not compared.
-
-    Args:
-        theirs: Torch's batch. Containers are those of :func:`fastload._batch.map_tensors`.
-        ours: FastLoader's batch.
-        place: Prefix of places in the result.
-        compared: Records what was compared and what could not be.
-    """
-    compared = ComparedValues() if compared is None else compared
-    if type(theirs) is not type(ours):
-        return f"{place}: {type(theirs).__name__} and {type(ours).__name__}"
-    if isinstance(theirs, BaseException):
-        return None
-    pairs = _entries(theirs, ours, place)
-    if isinstance(pairs, str):
-        return pairs
-    if pairs is not None:
-        return next(
-            (found for a, b, at in pairs if (found := difference(a, b, at, compared=compared)) is not None), None
-        )
-    if isinstance(theirs, torch.Tensor):
-        compared.values += 1
-        return _tensor_difference(theirs, ours.to(theirs.device), place, compared)
-    same = _same(theirs, ours)
-    if same is None:
-        compared.opaque.append(f"{place}, {type(theirs).__name__}")
-        return None
-    compared.values += 1
-    return None if same else f"{place}: {theirs!r} and {ours!r}"
-
-
-def _entries(theirs: Any, ours: Any, place: str) -> Iterable[tuple[Any, Any, str]] | str | None:
-    """Pair the items of two containers of the same type, with their places.
-
-    Returns the difference if the containers' keys or sizes differ, and ``None`` if they are not containers.
-    """
-    if isinstance(theirs, collections.abc.Mapping):
-        if theirs.keys() != ours.keys():
-            return f"{place}: keys {list(theirs)} and {list(ours)}"
-        return [(theirs[key], ours[key], f"{place}[{key!r}]") for key in theirs]
-    if isinstance(theirs, np.ndarray):
-        if (theirs.dtype, theirs.shape) != (ours.dtype, ours.shape):
-            return f"{place}: {theirs.dtype} {theirs.shape} and {ours.dtype} {ours.shape}"
-        if not theirs.dtype.hasobject and theirs.tobytes() == ours.tobytes():
-            return [(True, True, place)]
-        return ((theirs[at], ours[at], f"{place}{list(at)}") for at in np.ndindex(theirs.shape))
-    if isinstance(theirs, collections.abc.Sequence) and not isinstance(theirs, _WHOLE):
-        if len(theirs) != len(ours):
-            return f"{place}: {len(theirs)} and {len(ours)} items"
-        return [(a, b, f"{place}[{i}]") for i, (a, b) in enumerate(zip(theirs, ours, strict=True))]
-    if dataclasses.is_dataclass(theirs) and not isinstance(theirs, type):
-        names = [field.name for field in dataclasses.fields(theirs)]
-        return [(getattr(theirs, name, None), getattr(ours, name, None), f"{place}.{name}") for name in names]
-    return None
-
-
-_BUFFERS = (bytes, bytearray, memoryview, array.array)
-_WHOLE = (str, range, collections.UserString, *_BUFFERS)
-
-
-def _same(theirs: Any, ours: Any) -> bool | None:
-    """Whether two values of a type are equal (numbers: to the bit); ``None`` if unknown."""
-    if isinstance(theirs, np.generic) and not theirs.dtype.hasobject:
-        return bool(theirs.dtype == ours.dtype and theirs.tobytes() == ours.tobytes())
-    if isinstance(theirs, float):
-        return (theirs == ours and math.copysign(1, theirs) == math.copysign(1, ours)) or (
-            math.isnan(theirs) and math.isnan(ours)
-        )
-    if isinstance(theirs, complex):
-        return bool(_same(theirs.real, ours.real) and _same(theirs.imag, ours.imag))
-    if isinstance(theirs, _BUFFERS):
-        a, b = memoryview(theirs), memoryview(ours)
-        return (a.format, a.shape) == (b.format, b.shape) and a.tobytes() == b.tobytes()
-    if theirs is ours or isinstance(theirs, type | enum.Enum | torch.dtype):  # singletons in a process
-        return theirs is ours
-    if type(theirs).__eq__ is object.__eq__:  # type: ignore[comparison-overlap]
-        return None
-    try:
-        return bool(theirs == ours)
-    except Exception:  # noqa: BLE001 - any error of the user's type, or of torch or NumPy if it contains tensors
-        return None
-
-
-def _tensor_difference(theirs: torch.Tensor, ours: torch.Tensor, place: str, compared: ComparedValues) -> str | None:
-    if (theirs.dtype, theirs.shape) != (ours.dtype, ours.shape):
-        return f"{place}: {theirs.dtype} {tuple(theirs.shape)} and {ours.dtype} {tuple(ours.shape)}"
-    a, b = (tensor.contiguous().reshape(-1).view(torch.uint8) for tensor in (theirs, ours))
-    wrong = (a != b).nonzero()
-    if not len(wrong):
-        return None
-    if compared.bound and theirs.dim() == 4:
-        apart = float((theirs.double() - ours.double()).abs().max())
-        compared.largest = max(compared.largest, apart)
-        if apart <= compared.bound:
-            return None
-    at = torch.unravel_index(wrong[0, 0] // theirs.element_size(), theirs.shape) if theirs.dim() else ()
-    where = tuple(int(i) for i in at)
-    return f"{place}{list(where)}: {theirs[where].item()!r} and {ours[where].item()!r}"
 
 
 def _file(loader: DataLoader[Any], number: int, found: str) -> str:

@@ -1,4 +1,4 @@
-"""The layers of the package, and docs/architecture.svg, drawn from the imports; ``--check`` compares without writing.
+"""The layers of the package and the core, and docs/architecture.svg; ``--check`` compares without writing.
 
 ``tests/unit/test_house.py`` checks the same table. The arrows are the transitive reduction of the imports:
 an import that other arrows imply has none. The last layer may be imported by all of the others and has none either.
@@ -13,9 +13,7 @@ import re
 import sys
 from pathlib import Path
 
-import networkx as nx
-
-from fastload.profiling.palette import style
+from fastload.profiling.pages.palette import style
 
 ROOT = Path(__file__).parents[1]
 PICTURE = ROOT / "docs" / "architecture.svg"
@@ -28,19 +26,26 @@ LAYERS = [
     ["fastload"],  # the public names
     ["measurement", "verification"],
     ["loader"],
-    ["plan"],
-    ["engines", "prefetch", "sources"],
-    ["autoscale", "device", "profiling", "vision"],
-    ["memory", "pipeline", "stats"],
+    ["iterators"],
+    ["workers"],
+    ["native", "plan"],
+    ["loader_state"],
+    ["check"],
+    ["prefetch", "python_samples", "route", "sources", "state"],
+    ["autoscale", "device", "lazy", "profiling", "randomness", "vision"],
+    ["pipeline", "stats"],
+    ["jpeg_index", "memory"],
     [
         "nvtx",
         "torch_workers",
         "options",
-        "_argument_types",
+        "_arguments",
         "_batch",
+        "_compare",
         "_core",
         "_display",
-        "_factory",
+        "_files",
+        "_install",
         "_lazy",
         "_machine",
         "_version",
@@ -84,6 +89,8 @@ def imports_of(path: Path, modules: set[str]) -> set[str]:
 def arrows(package: Path) -> list[tuple[str, str]]:
     """Return the drawing's arrows: who imports whom, without what other arrows imply."""
     modules = modules_of(package)
+    import networkx as nx
+
     graph = nx.DiGraph()
     for name, path in modules.items():
         for imported in imports_of(path, {*modules, "fastload._core"}):
@@ -251,10 +258,70 @@ def purposes(package: Path) -> str:
     return "\n".join(lines)
 
 
+# The folders of csrc/ and what they are for, from top to bottom; a file includes only from lines below its folder's, or
+# from its own folder.
+CORE = [
+    {
+        "bindings": "The Python module `fastload._core`.",
+        "fuzz": "Fuzz targets.",
+        "tests": "C++ programs and libraries that tests run.",
+    },
+    {"pool": "Decode threads, and their queue of batches."},
+    {"gpu": "Prepare files and steps in memory for the kernels of a GPU."},
+    {"sample": "One image from its bytes to its place in the batch."},
+    {
+        "codecs": "Read PNG files, and WebP files with libwebp.",
+        "jpeg": "Read a JPEG file and its header; decode a region, with libjpeg-turbo or without.",
+        "rng": "Draw torch's, Python's and NumPy's random numbers, and with them crops, flips and steps.",
+    },
+    {
+        "jpeg/entropy": "Decode the coefficients of a baseline JPEG, from known points on.",
+        "jpeg/pixels": "Make pixels of coefficients, one file per instruction set.",
+        "image": "Steps on a decoded image, and values of its pixels by a table.",
+        "index": "Remember where decoding can begin within JPEG files, in memory and in a file.",
+    },
+    {
+        "image/color": "Change colours with Pillow's bits or torchvision's, one file per instruction set.",
+        "image/filters": "Blur and convolve.",
+    },
+    {
+        "image/transform": "Rotate, warp, flip and pad with Pillow's bits.",
+        "resample": "Resize with Pillow's bits or torchvision's, one file per instruction set.",
+    },
+    {
+        "base": "Bytes of files, headers, statuses, images, buffers, the instruction set in use.",
+        "gpu/kernels": "CUDA, compiled when it is first used, and the layout of what it reads.",
+    },
+]
+CORE_RANK = {folder: rank for rank, folders in enumerate(CORE) for folder in folders}
+
+
+def includes_of_core(csrc: Path) -> list[tuple[Path, Path]]:
+    """Return who includes whom; names in quotes are the core's, and only those."""
+    found = []
+    for path in sorted(path for path in csrc.rglob("*") if path.is_file()):
+        for name in re.findall(r'^#include "(.*)"', path.read_text(), re.MULTILINE):
+            included = csrc / name if "/" in name else path.with_name(name)  # kernels name those beside them
+            assert included.exists(), f"{path} includes {name}, which csrc lacks"  # noqa: S101
+            found.append((path.relative_to(csrc), included.relative_to(csrc)))
+    return found
+
+
+def purposes_of_core() -> str:
+    """Return a table of the core's layers."""
+    lines = ["| layer | folder of `csrc/` | purpose |", "|--:|---|---|"]
+    for rank, folders in enumerate(CORE, 1):
+        lines += [f"| {rank} | `{folder}/` | {purpose} |" for folder, purpose in folders.items()]
+    return "\n".join(lines)
+
+
 def page(package: Path) -> str:
-    """Return docs/architecture.md with its table made anew."""
-    table = f"<!-- layers -->\n\n{purposes(package)}\n\n<!-- end -->"
-    return re.sub(r"<!-- layers -->.*?<!-- end -->", lambda _: table, PAGE.read_text(), flags=re.DOTALL)
+    """Return docs/architecture.md with its tables made anew."""
+    text = PAGE.read_text()
+    for name, table in (("layers", purposes(package)), ("core", purposes_of_core())):
+        new = f"<!-- {name} -->\n\n{table}\n\n<!-- end -->"
+        text = re.sub(rf"<!-- {name} -->.*?<!-- end -->", lambda _, new=new: new, text, flags=re.DOTALL)
+    return text
 
 
 def main() -> int:

@@ -51,7 +51,9 @@ def main(folder: Path) -> int:
     begin, end = 48 + 4 * 56, 48 + 4 * (56 + 16)
     header = struct.pack("<8s5Q", b"FLINDEX\2", 4, begin, end, end, 0)
     (folder / "lists.index").write_bytes(header + bytes(range(begin - 48)) + bytes(range(end - begin)))
-    for path in (Path(__file__).resolve().parent.parent / "fastload" / "pipeline" / "probes").glob("*.[pw]*"):
+    for path in (Path(__file__).resolve().parent.parent / "fastload" / "pipeline" / "installed" / "probes").glob(
+        "*.[pw]*"
+    ):
         (folder / path.name).write_bytes(path.read_bytes() + bytes(37 * place % 256 for place in range(CONTROL_BYTES)))
     return 0
 

@@ -44,7 +44,21 @@ from typing import Any, Final, cast
 import pytest
 
 HERE: Final = Path(__file__).resolve()
-FOLDERS: Final = ("fastload/engines", "fastload/device", "fastload/memory", "fastload/pipeline")
+FOLDERS: Final = tuple(
+    f"fastload/{name}"
+    for name in (
+        "check",
+        "device",
+        "lazy",
+        "memory",
+        "native",
+        "pipeline",
+        "python_samples",
+        "randomness",
+        "state",
+        "workers",
+    )
+)
 # The same for what they compare here (None, enums, small numbers), or in need of arguments.
 LEFT_OUT: Final = ("Is_Eq", "IsNot_NotEq", "Eq_Is", "NotEq_IsNot", "VariableReplacer", "VariableInserter")
 FIRST_SHARE: Final = 0.1  # of the budget

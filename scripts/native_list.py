@@ -11,10 +11,12 @@ import sys
 from pathlib import Path
 from typing import Final
 
-from fastload.pipeline.datasets import OF_ARRAYS, OF_FILES
-from fastload.pipeline.ops import OPS, TIMMS_OPS
-from fastload.pipeline.ops_tensor import TENSOR_OPS
-from fastload.pipeline.transform_roles import ROLES
+from fastload.pipeline.datasets.folders import OF_ARRAYS, OF_FILES
+from fastload.pipeline.ops.table import OPS, TIMMS_OPS
+from fastload.pipeline.ops.tensor import TENSOR_OPS
+from fastload.pipeline.roles import ROLES
+
+_IMPLIED: Final = "ToRGB"  # no class of torchvision: what `Lambda(lambda image: image.convert("RGB"))` is read as
 
 PAGE = Path(__file__).parents[1] / "docs" / "plan.md"
 FIT = PAGE.with_name("fit.md")
@@ -30,7 +32,7 @@ _OTHERS = {
 def listed() -> str:
     """The list, as Markdown."""
     lines = ["| transform | draws | also on tensors | its bits are right because |", "|---|---|---|---|"]
-    rows = [(f"`{name}`", op) for name, op in OPS.items()] + [
+    rows = [(f"`{name}`", op) for name, op in OPS.items() if name != _IMPLIED] + [
         (f"timm's `{name}`", op) for name, op in TIMMS_OPS.items()
     ]
     for name, op in rows:
@@ -47,7 +49,7 @@ def listed() -> str:
 def kinds() -> str:
     """The same transforms by what they do, in short."""
     groups = {
-        "crop, flip, resize": [name for name, op in OPS.items() if op.moves],
+        "crop, flip, resize": [name for name, op in OPS.items() if op.moves and name != _IMPLIED],
         "other changes, drawn at random": [name for name, op in OPS.items() if op.draws and not op.moves],
         "other changes": [name for name, op in OPS.items() if not op.draws and not op.moves],
         "from timm": list(TIMMS_OPS),

@@ -19,14 +19,15 @@ from pathlib import Path
 from typing import Any
 
 from fastload._machine import usable_cpus
+from fastload.bench import TINY
 from fastload.bench._data import image_pool, open_images
 from fastload.bench._rungs import StepFeed, rungs
-from fastload.bench._steps import TINY, TrainingStep
-from fastload.bench.arguments import add_data_argument
+from fastload.bench._steps import TrainingStep
 from fastload.commands import profile
+from fastload.commands.bench import DATA
 from fastload.measurement.record import environment, write_json
-from fastload.profiling.report import make_report
-from fastload.profiling.timeline import lay_out, thinned
+from fastload.profiling.pages.report import make_report
+from fastload.profiling.pages.timeline import lay_out, thinned
 
 RUNGS = {"workers": "pinned slots", "native": "native engine"}
 """What is recorded, by the name of its rung."""
@@ -92,7 +93,7 @@ def main() -> None:
     parser.add_argument("--with", dest="tool", choices=("nsys", "torch"), default="nsys", help="what records")
     parser.add_argument("--quick", action="store_true", help="tiny, to see that it works; the figures mean nothing")
     parser.add_argument("--train", choices=RUNGS, help="be the program that is recorded")
-    add_data_argument(parser)
+    DATA(parser)
     args = parser.parse_args()
     if args.train:
         train(args.train, args)

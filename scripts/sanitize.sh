@@ -50,4 +50,4 @@ fuzz() { # target, most bytes of an input
 
 fuzz decode_fuzzer 4096
 fuzz index_file_fuzzer 512
-[ ! -x build/sanitize-address/codecs_fuzzer ] || fuzz codecs_fuzzer 6144
+fuzz codecs_fuzzer 6144

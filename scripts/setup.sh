@@ -41,14 +41,8 @@ void* used() { return (void*)&jpeg_std_error; }'
   "$CXX" -x c++ - -shared -fPIC -ljpeg -o /dev/null <<<"$source" 2>/dev/null
 }
 
-has_library() { # header, library
-  "$CXX" -x c++ - -shared -fPIC "-l$2" -o /dev/null <<<"#include <$1>" 2>/dev/null
-}
-
-# Prints the packages without which PNG and WebP files are left to Pillow, and that are not there.
-missing_codecs() {
-  has_library libdeflate.h deflate || echo libdeflate-dev
-  has_library webp/decode.h webp || echo libwebp-dev
+has_webp() {
+  "$CXX" -x c++ - -shared -fPIC -lwebp -o /dev/null <<<"#include <webp/decode.h>" 2>/dev/null
 }
 
 # Prints the Debian or Ubuntu packages that are needed and not there, one per line.
@@ -137,7 +131,7 @@ has_packages() {
 install_python() {
   [ -x "$VENV/bin/python" ] || make_environment
   local werror="--config-settings=cmake.define.FASTLOAD_WERROR=$WERROR"
-  echo "setup: installs fastload[$EXTRAS] in $VENV and builds its native core; a minute or two"
+  echo "setup: installs the extras $EXTRAS in $VENV and builds its native core; a minute or two"
   if ! has_packages; then
     "$VENV/bin/pip" install --disable-pip-version-check -q "$werror" -e ".[$EXTRAS]"
     check_torch
@@ -161,8 +155,5 @@ if [ -n "$missing" ]; then
   missing=$(missing_packages | xargs)
   [ -z "$missing" ] || stop "these are installed but not found: $missing; is $PYTHON another Python than the system's?"
 fi
-codecs=$(missing_codecs | xargs)
-if [ -n "$codecs" ]; then
-  (install_packages "$codecs") || echo "setup: goes on without $codecs: PNG or WebP files will be left to Pillow"
-fi
+has_webp || (install_packages libwebp-dev) || echo "setup: goes on without libwebp-dev: WebP files will be left to Pillow"
 install_python

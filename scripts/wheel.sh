@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# Builds a wheel that needs no system library: libjpeg-turbo, libdeflate and libwebp are bundled by auditwheel, and their
-# licenses go with them.
+# Builds a wheel that needs no system library: libjpeg-turbo and libwebp are bundled by auditwheel, and their licenses go
+# with them.
 #
 #   scripts/wheel.sh [FOLDER]     (default: dist)
 #
@@ -36,11 +36,9 @@ add_license() { # library, its name in the names of packages
   }
 }
 add_license libjpeg-turbo 'libjpeg*turbo'
-for library in libdeflate libwebp; do
-  compgen -G "$work/unpacked/fastload-*/fastload.libs/$library*" >/dev/null || {
-    echo "wheel: it must decode PNG and WebP, but $library's headers were not there: apt-get install $library-dev" >&2
-    exit 1
-  }
-  add_license "$library" "$library"
-done
+compgen -G "$work/unpacked/fastload-*/fastload.libs/libwebp*" >/dev/null || {
+  echo "wheel: it must decode WebP, but libwebp's headers were not there: apt-get install libwebp-dev" >&2
+  exit 1
+}
+add_license libwebp libwebp
 "$tools/bin/wheel" pack --dest-dir "$out" "$work"/unpacked/fastload-*

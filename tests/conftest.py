@@ -1,4 +1,4 @@
-"""Report leaks of every test, skip GPU tests without one, and select slow tests."""
+"""Report leaks of every test, and select tests."""
 
 from __future__ import annotations
 
@@ -11,12 +11,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import effort
+import memory
 import pytest
+import references
 import torch
 from leaks import Holdings, survivors
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
 
     from nvtx_injection import Trace
 
@@ -29,37 +31,62 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
+gc.disable()  # until tests are collected: what that makes stays
+
+
 def pytest_addoption(parser: pytest.Parser) -> None:
-    parser.addoption("--all", action="store_true", help="run slow tests, too, and let Hypothesis try many examples")
+    parser.addoption("--slow", action="store_true", help="run slow tests, too")
+    parser.addoption("--all", action="store_true", help="run every test, as thoroughly as it can: see tests/effort.py")
 
 
 def pytest_configure(config: pytest.Config) -> None:
     effort.load_profile(everything=config.getoption("all"))
+    if config.getoption("numprocesses", None):  # this process only distributes the tests
+        gc.enable()
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Leave out slow tests unless ``--all``, a test's name or a marker selects them."""
-    named = any("::" in argument for argument in config.args)
-    if config.getoption("all") or config.getoption("markexpr") or named:
+    """Leave out slow tests and most of large products.
+
+    Options, a test's name or a marker select them. Left out are also tests that look at the code only, and without a
+    GPU those that need one.
+    """
+    if any("::" in argument for argument in config.args):
         return
-    slow = [item for item in items if item.get_closest_marker("slow") is not None]
-    if slow:
-        config.hook.pytest_deselected(items=slow)
-        items[:] = [item for item in items if item.get_closest_marker("slow") is None]
+    everything, chosen = config.getoption("all"), bool(config.getoption("markexpr"))
+    left_out = set() if chosen else {"lint", *([] if everything or config.getoption("slow") else ["slow"])}
+    if not torch.cuda.is_available() and os.environ.get("FASTLOAD_REQUIRE_GPU") != "1":
+        left_out.add("gpu")
+    dropped = {item for item in items if any(item.get_closest_marker(name) is not None for name in left_out)}
+    if not everything and not chosen:
+        dropped |= effort.beyond_pairs([item for item in items if item not in dropped])
+    config.hook.pytest_deselected(items=list(dropped))
+    items[:] = [item for item in items if item not in dropped]
 
 
 def pytest_collection_finish() -> None:
     """Freeze imported objects, so that later garbage collections and forked processes skip them."""
     gc.collect()
     gc.freeze()
+    gc.enable()
+    memory.into_huge_pages()
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:
+    references.begin(item)
     if item.get_closest_marker("gpu") is None or torch.cuda.is_available():
         return
     if os.environ.get("FASTLOAD_REQUIRE_GPU") == "1":
         pytest.fail("this test needs a CUDA device, and FASTLOAD_REQUIRE_GPU=1 says that there is one", pytrace=False)
     pytest.skip("needs a CUDA device")
+
+
+@pytest.fixture(autouse=True, scope="session")
+def a_key_of_their_own(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """The user's key is neither used nor made."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("XDG_STATE_HOME", str(tmp_path_factory.mktemp("state")))
+        yield
 
 
 @pytest.fixture
@@ -75,6 +102,10 @@ def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[None]) ->
     report = yield
     if report.when == "call":
         item.stash[_FAILED] = report.failed
+    if report.failed and references.forget():
+        report.sections.append(
+            ("torch's results", "were kept from an earlier run, and are deleted now: see tests/references.py")
+        )
     return report
 
 

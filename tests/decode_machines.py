@@ -1,6 +1,6 @@
 """Simulate machines on which decode threads or a GPU decode.
 
-What is simulated is what ``engines/decode_pipeline.py`` and ``device/transfer.py`` do: up to three batches are with the
+What is simulated is what ``native/pipeline.py`` and ``device/transfer.py`` do: up to three batches are with the
 threads, which serve them in order; one batch is finished before it is requested; its copy waits while the consumer is
 more than two batches ahead of the device. The device's clock is that of ``device/timing.py``.
 """
@@ -13,7 +13,7 @@ from collections import deque
 from dataclasses import dataclass, field, replace
 from typing import Protocol
 
-from fastload.device.decode_policy import DecodedBatch
+from fastload.device.decode.policy import DecodedBatch
 
 IN_FLIGHT = 3
 FIRST_TIMED, TIMED_PER_S = 16, 20

@@ -13,7 +13,8 @@ from typing import Any
 import numpy as np
 import torch
 
-from fastload.device import decode
+from fastload.device import nvrtc
+from fastload.device.decode import files as decode
 
 # Each thread of a block is a context of its own, which a barrier leaves for the next one.
 SHIM = """
@@ -162,7 +163,7 @@ class KernelsOnCpu:
 
     def __init__(self, folder: Path, step_threads: int = 64) -> None:
         source = folder / "decode_on_cpu.cpp"
-        text = decode.source(*decode.KERNELS)
+        text = nvrtc.source(*decode.KERNELS)
         for device, host in (
             ("extern __shared__ u32 pixels[];", f"static u32 pixels[{1 << 14}];"),
             ("extern __shared__ uint4 shared[];", f"static uint4 shared[{1 << 14}];"),

@@ -1,10 +1,19 @@
-"""Set Hypothesis's examples per test: few by default, all with ``pytest --all``."""
+"""Set how hard tests try: little by default, fully with ``pytest --all``."""
 
 from __future__ import annotations
 
+import itertools
+from collections import defaultdict
+from collections.abc import Sequence
+from typing import Any, TypeVar
+
 import hypothesis
+import pytest
+
+T = TypeVar("T")
 
 QUICK_SHARE = 0.1
+QUICK_STRIDE = 7
 AT_LEAST = 8
 
 
@@ -19,5 +28,56 @@ def load_profile(*, everything: bool) -> None:
 def examples(count: int, *, share: float | None = None) -> int:
     """Return ``count`` with ``--all``, else a tenth of it, but at least 8."""
     if share is None:
-        share = 1.0 if hypothesis.settings.get_current_profile_name() == "all" else QUICK_SHARE
+        share = 1.0 if _everything() else QUICK_SHARE
     return max(min(count, AT_LEAST), round(count * share))
+
+
+def stride() -> int:
+    """Return how many moments lie between two interrupts: 1 with ``--all``, else 7."""
+    return 1 if _everything() else QUICK_STRIDE
+
+
+def some(values: Sequence[T]) -> Sequence[T]:
+    """Return all values with ``--all``, else the first and every second after it."""
+    return values if _everything() else values[::2]
+
+
+def beyond_pairs(items: list[pytest.Item]) -> set[pytest.Item]:
+    """Return tests without which each pair of two axes' values still occurs.
+
+    An axis is a ``parametrize`` or a fixture with parameters; products of fewer than three stay whole.
+    """
+    tests = defaultdict(list)
+    for item in items:
+        if hasattr(item, "callspec"):
+            tests[item.nodeid.partition("[")[0]].append(item)
+    return {item for of_one in tests.values() for item in set(of_one) - _with_all_pairs(of_one)}
+
+
+def _with_all_pairs(items: list[Any]) -> set[Any]:
+    values = {item: _by_axis(item) for item in items}
+    if len(values[items[0]]) < 3:
+        return set(items)
+    pairs = {item: set(itertools.combinations(values[item], 2)) for item in items}
+    missing, chosen = set().union(*pairs.values()), set()
+    while missing:
+        best = max(items, key=lambda item: len(pairs[item] & missing))
+        missing -= pairs[best]
+        chosen.add(best)
+    return chosen
+
+
+def _by_axis(item: Any) -> list[Any]:
+    axes = defaultdict(list)
+    together = {}
+    for mark in item.iter_markers("parametrize"):
+        names = mark.args[0] if mark.args else mark.kwargs["argnames"]
+        names = [name.strip() for name in names.split(",")] if isinstance(names, str) else names
+        together |= dict.fromkeys(names, names[0])
+    for name, value in item.callspec.params.items():
+        axes[together.get(name, name)].append((name, id(value)))  # some cannot be hashed
+    return [tuple(axis) for axis in axes.values()]
+
+
+def _everything() -> bool:
+    return hypothesis.settings.get_current_profile_name() == "all"

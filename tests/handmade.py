@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import sqlite3
 
-from fastload.profiling.trace import (
+from fastload.profiling.recording.trace import (
     DOMAIN,
-    LOADING,
     Call,
     Copy,
     Kernel,
@@ -51,12 +50,11 @@ def recording(start, end, ranges=(), calls=(), kernels=(), copies=(), os_calls=(
     def ordered(events):
         return tuple(sorted(events, key=lambda event: event.start_ns))
 
-    readers = {each.thread for each in ranges if each.name in LOADING}
     return Recording(
         source,
         start * 1000,
         end * 1000,
-        assign_roles(NAMES, MAIN, readers),
+        assign_roles(NAMES, MAIN, ranges),
         ordered(ranges),
         ordered(calls),
         ordered(os_calls),

@@ -14,7 +14,7 @@ from torchvision import transforms
 from torchvision.datasets import ImageFolder
 
 from fastload import FastLoader, _core
-from fastload.device.decode import Decoder
+from fastload.device.decode.files import Decoder
 
 SIDE, IMAGES, ROUNDS = 48, 24, 6
 SEGMENT_MCUS, POINT_BYTES = 4, 12  # as in decode_layout.h

@@ -10,8 +10,13 @@ from __future__ import annotations
 import _thread
 import signal
 import sys
+import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
+
+import effort
+
+from fastload.torch_workers.signals import on_their_way
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -62,7 +67,7 @@ def interrupted_at_every_opcode(
     check: Callable[[S, bool], object],
     *,
     at_most: int = 50_000,
-    stride: int = 1,
+    stride: int | None = None,
 ) -> int:
     """Interrupt ``act(make())`` before its first bytecode, a new one before its second, and so on.
 
@@ -76,11 +81,12 @@ def interrupted_at_every_opcode(
         act: The code to interrupt. It must end by itself: a pending signal does not end a wait that begins after it.
         check: Gets the subject and whether ``act`` raised :class:`KeyboardInterrupt`. Not interrupted.
         at_most: Bytecodes before giving up.
-        stride: Interrupt only every ``stride``-th bytecode, if making a subject is slow.
+        stride: Interrupt only every ``stride``-th bytecode; by default every one with ``--all``, else every 7th.
 
     Returns:
         The number of moments. The last run, which was not interrupted, is checked too.
     """
+    stride = effort.stride() if stride is None else stride
     handler, tracing = signal.signal(signal.SIGINT, signal.default_int_handler), sys.gettrace()
     # From Python 3.12 on, code reports its bytecodes only if it was traced before: an uninterrupted run comes first.
     untraced = [at_most] if sys.version_info >= (3, 12) else []
@@ -92,6 +98,8 @@ def interrupted_at_every_opcode(
                 sys.settrace(tracer.enter)
                 act(subject)
                 sys.settrace(None)  # a call: a pending signal is still handled here
+                while on_their_way:  # from a finalizer, to be raised here
+                    time.sleep(0.001)
             except KeyboardInterrupt:
                 interrupted = True
             finally:

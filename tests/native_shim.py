@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import hashlib
 import os
 import subprocess
 import tempfile
@@ -16,8 +17,6 @@ from PIL import Image
 
 ROOT = Path(__file__).resolve().parent.parent
 CSRC = ROOT / "csrc"
-_PARTS = ("resample/*.cpp", "rng/*.cpp", "image/transform*.cpp", "tests/shim.cpp")
-SOURCES = [path for part in _PARTS for path in sorted(CSRC.glob(part))]
 FILTERS = {
     "nearest": (0, Image.Resampling.NEAREST),
     "box": (1, Image.Resampling.BOX),
@@ -46,29 +45,37 @@ class _Job(ctypes.Structure):
     ]
 
 
-def compiled(sources: Sequence[Path], *flags: str) -> tuple[str, tempfile.TemporaryDirectory[str]]:
-    """Compile ``sources`` into a shared library; return its path and temporary folder.
-
-    The folder exists as long as it is referenced.
-    """
+def compiled(sources: Sequence[Path], *flags: str) -> str:
+    """Compile ``sources`` into a shared library, unless ``build/shims`` has it; return its path."""
     compiler = os.environ.get("FASTLOAD_SHIM_CXX", "g++").split()
-    folder = tempfile.TemporaryDirectory(prefix="fastload-shim-")
-    target = str(Path(folder.name) / "shim.so")
-    command = [*compiler, "-std=c++17", f"-I{CSRC}", *flags, "-fPIC", "-shared", *map(str, sources), "-o", target]
-    subprocess.run(command, check=True)
-    return target, folder
+    command = [*compiler, "-std=c++17", f"-I{CSRC}", *flags, "-fPIC", "-shared", *map(str, sources), "-o"]
+    digest = hashlib.sha256(repr(command).encode() + subprocess.check_output([compiler[0], "--version"]))
+    for path in sorted({*CSRC.rglob("*.h"), *sources}):
+        digest.update(path.read_bytes())
+    target = ROOT / "build" / "shims" / f"{sources[-1].stem}-{digest.hexdigest()[:16]}.so"
+    if not target.exists():
+        target.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(dir=target.parent) as folder:
+            subprocess.run([*command, f"{folder}/{target.name}"], check=True)
+            os.replace(f"{folder}/{target.name}", target)
+    return str(target)
+
+
+def core_files(*patterns: str) -> list[Path]:
+    """Return the core's files of these names, of which each matches some."""
+    found = [sorted(CSRC.glob(pattern)) for pattern in patterns]
+    assert all(found), f"csrc has no files for some of {patterns}"
+    return [path for paths in found for path in paths]
 
 
 @cache
 def library() -> ctypes.CDLL:
-    """Compile the shim, once per process, and load it.
+    """Compile the shim, and load it once per process.
 
     ``FASTLOAD_SHIM_CXX`` sets the compiler and extra flags, for sanitizers: ``"g++ -g -fsanitize=address,undefined"``.
     """
-    sources = [path for path in SOURCES if path.exists()]
-    target, folder = compiled(sources, "-O3", "-Wall", "-Wextra", "-Werror", "-ffp-contract=off")
-    lib = ctypes.CDLL(target)
-    lib.folder = folder  # removed only when this process ends, because sanitizers read symbols from the file
+    parts = core_files("base/simd_level.cpp", "resample/*.cpp", "rng/*.cpp", "image/transform/*.cpp", "tests/shim.cpp")
+    lib = ctypes.CDLL(compiled(parts, "-O3", "-Wall", "-Wextra", "-Werror", "-ffp-contract=off"))
     lib.shim_error.restype = ctypes.c_char_p
     return lib
 

@@ -41,14 +41,21 @@ class Proxy(BaseHTTPRequestHandler):
             return
         refusal = {"busy": 503, "denied": 403}.get(fault)
         status, headers, body = self._forwarded() if refusal is None else (refusal, {}, fault.encode())
+        if fault == "short":  # as a proxy may store what was cut
+            body = body[: len(body) // 2]
+        headers = {**headers, "ETag": '"another"'} if fault == "changed" else headers
         self.send_response(status)
         for name in ("ETag", "Last-Modified", "Content-Type"):
             if name in headers:
                 self.send_header(name, headers[name])
-        self.send_header("Content-Length", str(len(body)))
+        self.send_header("Content-Length", str(10**12 if fault == "huge" else len(body)))
         self.end_headers()
         self.wfile.write(body[: len(body) // 2] if fault == "cut" else body)
-        if fault == "cut":
+        if fault == "huge":  # obstore makes room once there is more than one piece
+            time.sleep(0.1)
+            with contextlib.suppress(ConnectionError):
+                self.wfile.write(body)
+        if fault in ("cut", "huge"):
             self.close_connection = True
 
     def _forwarded(self) -> tuple[int, Any, bytes]:
@@ -64,7 +71,8 @@ class Store:
 
     Attributes:
         latency_s: Of each read of an object.
-        fault: ``"none"``, ``"busy"``, ``"denied"``, ``"cut"`` or ``"drop"``, by the number of the read.
+        fault: ``"none"``, ``"busy"``, ``"denied"``, ``"cut"``, ``"drop"``, ``"short"`` (cut, and announced so),
+            ``"changed"`` (another entity tag) or ``"huge"`` (announced as such), by the number of the read.
         reads: How often each path was read.
     """
 

@@ -13,6 +13,7 @@ import numpy as np
 import torch
 import torchvision.transforms as v1
 from PIL import Image
+from references import kept
 from torch.utils.data import DataLoader
 from torchvision.datasets import ImageFolder
 from torchvision.transforms import v2
@@ -301,6 +302,6 @@ def both(dataset_of, fast, own=None, **arguments) -> tuple[list, list]:
     """Epochs of ``fast`` and of torch's DataLoader over equal datasets, in this order."""
     run = arguments.pop("run", {})
     build = arguments.pop("build", dict)
-    theirs = epochs_of(lambda: DataLoader(dataset_of(), **arguments, **build()), **run)
+    theirs = kept(lambda: epochs_of(lambda: DataLoader(dataset_of(), **arguments, **build()), **run))
     ours = epochs_of(lambda: fast(dataset_of(), **arguments, **build(), **(own or {})), **run)
     return ours, theirs

@@ -1,19 +1,17 @@
-"""What a contender is asked to load, and what it answers with."""
+"""The images that a contender loads, and the loader that it opens."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
+from torch.utils.data import Sampler
 from torchvision import transforms
 from torchvision.datasets import ImageFolder
 
 from fastload.bench._data import ENDLESS, MEAN, STD, EndlessDraws, pool_indices
-
-if TYPE_CHECKING:
-    from torch.utils.data import Sampler
 
 Batches = Iterator[tuple[torch.Tensor, torch.Tensor]]
 
@@ -24,22 +22,22 @@ _TRANSFORMS: dict[str, Callable[[], tuple[list[Any], list[Any]]]] = {
     "randaugment": lambda: ([transforms.RandAugment()], [transforms.RandomErasing(0.1)]),
     "trivialaugment": lambda: ([transforms.TrivialAugmentWide()], [transforms.RandomErasing(0.1)]),
 }
-"""By recipe: what training does to the image before it becomes a tensor, and to the tensor."""
+"""Transforms of the image before it becomes a tensor, and of the tensor, by recipe."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Job:
-    """What to load. The same for every contender, so that they do the same work.
+    """Images to load, the same for every contender.
 
     Attributes:
-        data: An ImageFolder.
-        threads: Threads, or worker processes, that load.
+        data: Folder of an ImageFolder.
+        threads: Number of threads, or worker processes, that load.
         batch_size: Images per batch.
-        train: Random crops and flips of shuffled images without end; otherwise one pass of the first ``images`` images
-            of the pool in order, whole, resized.
-        images: How many images of the pool there are; with ``train`` 0 stands for all.
-        device: Where batches go: float32, normalized, in channels_last order on a GPU.
-        seed: For draws, where the contender can be told.
+        train: Whether to load random crops and flips of shuffled images without end; otherwise one pass of the first
+            ``images`` images of the pool in order, whole, resized.
+        images: Number of images of the pool; with ``train`` 0 stands for all.
+        device: Device of the batches: float32, normalized, in channels_last order on a GPU.
+        seed: Seed of the draws, where a contender takes one.
         recipe: One of :data:`~benchmarks.contenders._registry.RECIPES`, for training.
     """
 
@@ -63,7 +61,7 @@ class Job:
         return torch.device(self.device).type == "cuda"
 
     def transform(self) -> Callable[[Any], Any]:
-        """Those of torchvision, as its reference scripts compose them."""
+        """Torchvision's transforms, as its reference scripts compose them."""
         if self.train:
             before, after = _TRANSFORMS[self.recipe]()
             crop = [transforms.RandomResizedCrop(SIDE), transforms.RandomHorizontalFlip(), *before]
@@ -78,12 +76,12 @@ class Job:
         return ImageFolder(self.data, transform or self.transform())
 
     def indices(self, dataset: ImageFolder) -> list[int]:
-        """What is drawn from; without ``train``, what is loaded."""
+        """Indices to draw from; without ``train``, those that are loaded."""
         pool = pool_indices(dataset)
         return pool[: self.images] if self.images else pool
 
     def sampler(self, dataset: ImageFolder) -> Sampler[int] | list[int]:
-        """For loaders that take torch's samplers."""
+        """A sampler, for loaders that take torch's."""
         indices = self.indices(dataset)
         return EndlessDraws(indices, ENDLESS, self.seed) if self.train else indices
 
@@ -94,7 +92,7 @@ class Job:
         return [path for path, _ in chosen], [label for _, label in chosen]
 
     def record(self) -> dict[str, Any]:
-        """As it crosses to the contender's process."""
+        """Arguments that make the same job in the contender's process."""
         return asdict(self)
 
 
@@ -103,10 +101,10 @@ class Feed:
     """A loader that runs.
 
     Attributes:
-        batches: Images and labels where the job wants them.
-        close: Ends workers and threads; blocks until they have gone.
-        arena_bytes: Pinned memory now that is registered with CUDA by the loader itself, not allocated by torch.
-        is_settled: Whether all is there that the loader makes for itself while the first batches come.
+        batches: Iterator of images and labels, on the job's device.
+        close: Function that ends workers and threads; blocks until they have gone.
+        arena_bytes: Function that returns the pinned memory that the loader itself has registered with CUDA.
+        is_settled: Function that returns whether the slots are made, which come with the first batches.
     """
 
     batches: Batches

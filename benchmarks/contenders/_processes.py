@@ -1,12 +1,10 @@
-"""Read a process group's processor time and memory from /proc.
-
-Shared memory is counted once.
-"""
+"""Read processor time and memory of processes from /proc; shared memory is counted once."""
 
 from __future__ import annotations
 
 import contextlib
 import os
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -15,21 +13,23 @@ TICKS_PER_S = os.sysconf("SC_CLK_TCK")
 
 def members(group: int, root: Path = Path("/proc")) -> list[int]:
     """Processes of a process group."""
-    return sorted(
-        int(entry.name)
-        for entry in root.iterdir()
-        if entry.name.isdigit() and (fields := _stat(entry)) is not None and int(fields[2]) == group
-    )
+    return _with_field(2, group, root)
 
 
-def processor_s(group: int, root: Path = Path("/proc")) -> float:
-    """Return a group's processor seconds, including children that were waited for."""
-    ticks = 0
-    for process in members(group, root):
-        fields = _stat(root / str(process))
-        if fields is not None:
-            ticks += sum(int(field) for field in fields[11:15])  # utime, stime, cutime, cstime
-    return ticks / TICKS_PER_S
+def children(process: int, root: Path = Path("/proc")) -> list[int]:
+    """Processes that a process has started and that run."""
+    return _with_field(1, process, root)
+
+
+def _with_field(field: int, value: int, root: Path) -> list[int]:
+    numbers = sorted(int(entry.name) for entry in root.iterdir() if entry.name.isdigit())
+    return [number for number in numbers if (stat := _stat(root / str(number))) and int(stat[field]) == value]
+
+
+def processor_s(processes: Iterable[int], root: Path = Path("/proc")) -> float:
+    """Return processor seconds of processes, with those of children they waited for."""
+    stats = (_stat(root / str(process)) for process in processes)
+    return sum(sum(map(int, stat[11:15])) for stat in stats if stat) / TICKS_PER_S  # utime, stime, cutime, cstime
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,9 +37,10 @@ class Memory:
     """Host memory of a process group.
 
     Attributes:
-        pss_bytes: Proportional: pages shared by n processes count 1/n in each.
-        uss_bytes: Private to one process.
-        unshared_pss_bytes: ``pss_bytes`` without shared memory (pinned memory of CUDA, arenas, ``/dev/shm``).
+        pss_bytes: Proportional set size: a page shared by n processes counts 1/n in each.
+        uss_bytes: Pages of one process alone.
+        unshared_pss_bytes: Part of ``pss_bytes`` that is no shared memory (pinned memory of CUDA, arenas,
+            ``/dev/shm``).
         shared_memory_bytes: All shared memory of this machine, mapped or not: a tensor in transit from a worker
             may not be mapped by any process.
         available_bytes: Memory of this machine that is still available.
@@ -79,10 +80,7 @@ def memory(group: int, root: Path = Path("/proc")) -> Memory:
 
 
 def _stat(process: Path) -> list[str] | None:
-    """Return the fields of ``/proc/<pid>/stat`` after the name.
-
-    ``None`` when the process has gone.
-    """
+    """Return the fields of ``/proc/<pid>/stat`` after the name; ``None`` when the process has gone."""
     try:
         return (process / "stat").read_text().rpartition(")")[2].split()
     except OSError:

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 import importlib.metadata
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, cast
 
 if TYPE_CHECKING:
     from benchmarks.contenders._job import Feed, Job
 
 RECIPES = ("crops", "randaugment", "trivialaugment")
-"""What training does beside random crops and flips; ``_job`` has their transforms."""
+"""Transforms of training, beside random crops and flips; ``_job`` has them."""
 
 COMMON = ("torch", "torchvision", "numpy")
 
@@ -23,8 +24,8 @@ class Tolerance:
     In steps of 1/255 before normalization.
 
     Attributes:
-        mean: Of all values.
-        why: Where the difference comes from.
+        mean: Largest mean difference of all values.
+        why: Cause of the difference.
     """
 
     mean: float
@@ -36,22 +37,29 @@ class Contender:
     """One way to load images.
 
     Attributes:
-        title: What tables call it.
-        module: Below this package; has ``missing(variant, device)`` and ``open_feed(job, variant)``.
-        variant: Passed to both.
+        title: Name in tables.
+        module: Module of this package that has ``open_feed(job, variant)``, and ``missing(variant, device)`` if there
+            is a reason why it cannot take part beside those that ``imports`` tells. Contenders of one library share it,
+            and with it interpreter and packages.
+        variant: Argument of both.
+        imports: Modules that it needs.
+        install: How to get them.
         packages: Distributions whose versions are recorded.
-        tolerance: ``None``: the same bits as torch's DataLoader from the same seed, crops and flips included.
-        draws_itself: Whether its crops and flips are others than torch's from the same seed.
-        needs_gpu: Whether it means nothing without one.
+        tolerance: Largest difference of pixels; ``None``: the same bits as torch's DataLoader from the same seed, crops
+            and flips included.
+        draws_itself: Whether its crops and flips differ from torch's of the same seed.
+        needs_gpu: Whether it cannot run without a GPU.
         loads: Whether it loads at all; the ceiling does not.
         pins_itself: Whether it pins memory otherwise than through torch.
         sweeps: Whether it times a few settings when it opens, and takes the fastest.
-        any_recipe: Whether it has any of the job's recipes: torchvision's transforms as they are, or its own like them.
+        any_recipe: Whether it has all recipes: torchvision's transforms as they are, or its own like them.
     """
 
     title: str
     module: str
     variant: str = ""
+    imports: tuple[str, ...] = ()
+    install: str = ""
     packages: tuple[str, ...] = ()
     tolerance: Tolerance | None = None
     draws_itself: bool = False
@@ -61,45 +69,43 @@ class Contender:
     sweeps: bool = False
     any_recipe: bool = False
 
-    @property
-    def group(self) -> str:
-        """Contenders of one library share a group, and with it interpreter and packages."""
-        return self.module
-
     def missing(self, device: str) -> str | None:
         """Why it cannot take part in this process; ``None`` when it can."""
         if self.needs_gpu and not device.startswith("cuda"):
             return "needs a GPU"
-        try:
-            module = self._import()
-        except ImportError as error:
-            return f"{type(error).__name__}: {error}"
-        reason: str | None = module.missing(self.variant, device)
-        return reason
+        for name in (*self.imports, self._module):
+            try:
+                module = importlib.import_module(name)
+            except (ImportError, OSError, RuntimeError, AttributeError) as error:
+                hint = f"; {self.install}" if isinstance(error, ModuleNotFoundError) and self.install else ""
+                return f"{name} cannot be imported: {type(error).__name__}: {error}{hint}"
+        check = getattr(module, "missing", None)
+        return None if check is None else cast("str | None", check(self.variant, device))
 
     def open_feed(self, job: Job) -> Feed:
         """Begin to load."""
-        feed: Feed = self._import().open_feed(job, self.variant)
-        return feed
+        return cast("Feed", importlib.import_module(self._module).open_feed(job, self.variant))
 
     def versions(self) -> dict[str, str]:
-        """Of the distributions that are installed."""
+        """Versions of the distributions that are installed."""
         found = {}
         for name in (*COMMON, *self.packages):
-            try:
+            with contextlib.suppress(importlib.metadata.PackageNotFoundError):
                 found[name] = importlib.metadata.version(name)
-            except importlib.metadata.PackageNotFoundError:
-                continue
         return found
 
-    def _import(self) -> Any:
-        return importlib.import_module(f"benchmarks.contenders.{self.module}")
+    @property
+    def _module(self) -> str:
+        return f"benchmarks.contenders.{self.module}"
 
 
 _FFCV = Contender(
     title="FFCV, JPEG",
     module="ffcv_loader",
     variant="jpg",
+    imports=("ffcv.loader",),
+    install="PyPI has its source alone, which pip builds where pkg-config, OpenCV's headers and libturbojpeg's are "
+    "(Debian: pkg-config libopencv-dev libturbojpeg0-dev)",
     packages=("ffcv", "numba", "cupy-cuda13x", "cupy-cuda12x", "cupy"),
     tolerance=Tolerance(mean=0.01, why="float32 arithmetic of its own"),
     draws_itself=True,
@@ -113,13 +119,35 @@ _FASTLOAD = Contender(
     any_recipe=True,
 )
 
+_TORCH = Contender(title="DataLoader", module="torch_loaders", variant="plain", packages=("pillow",), any_recipe=True)
+
+_DALI = Contender(
+    title="DALI, CPU decode",
+    module="dali",
+    variant="cpu",
+    imports=("nvidia.dali.plugin.pytorch",),
+    install="pip install nvidia-dali-cuda130, or --site dali=DIR",
+    packages=("nvidia-dali-cuda130", "nvidia-dali-cuda120", "nvidia-nvimgcodec-cu13"),
+    tolerance=Tolerance(mean=0.5, why="the same filter in other arithmetic"),
+    draws_itself=True,
+    pins_itself=True,
+    sweeps=True,
+    any_recipe=True,
+)
+
+_NVJPEG = Contender(
+    title="torchvision decode_jpeg, GPU",
+    module="nvjpeg_lists",
+    variant="torchvision",
+    tolerance=Tolerance(mean=2.0, why="nvJPEG's decoder and torch's float32 resize"),
+    draws_itself=True,
+    needs_gpu=True,
+    sweeps=True,
+)
+
 CONTENDERS: dict[str, Contender] = {
-    "torch": Contender(
-        title="DataLoader", module="torch_loaders", variant="plain", packages=("pillow",), any_recipe=True
-    ),
-    "torch-pinned": Contender(
-        title="DataLoader, pinned", module="torch_loaders", variant="pinned", packages=("pillow",), any_recipe=True
-    ),
+    "torch": _TORCH,
+    "torch-pinned": replace(_TORCH, title="DataLoader, pinned", variant="pinned"),
     "torch-simd": Contender(
         title="DataLoader, pinned, Pillow-SIMD",
         module="torch_simd",
@@ -132,82 +160,44 @@ CONTENDERS: dict[str, Contender] = {
         variant="decode_jpeg",
         tolerance=Tolerance(mean=0.5, why="torch's uint8 resize instead of Pillow's"),
     ),
-    "dali-cpu": Contender(
-        title="DALI, CPU decode",
-        module="dali",
-        variant="cpu",
-        packages=("nvidia-dali-cuda130", "nvidia-dali-cuda120"),
-        tolerance=Tolerance(mean=0.5, why="the same filter in other arithmetic"),
-        draws_itself=True,
-        pins_itself=True,
-        sweeps=True,
-        any_recipe=True,
-    ),
-    "dali-gpu": Contender(
+    "dali-cpu": _DALI,
+    "dali-gpu": replace(
+        _DALI,
         title="DALI, GPU decode",
-        module="dali",
         variant="mixed",
-        packages=("nvidia-dali-cuda130", "nvidia-dali-cuda120", "nvidia-nvimgcodec-cu13"),
         tolerance=Tolerance(mean=2.0, why="nvJPEG's decoder and DALI's resize"),
-        draws_itself=True,
         needs_gpu=True,
-        pins_itself=True,
-        sweeps=True,
-        any_recipe=True,
     ),
-    "torchvision-gpu": Contender(
-        title="torchvision decode_jpeg, GPU",
-        module="nvjpeg_lists",
-        variant="torchvision",
-        tolerance=Tolerance(mean=2.0, why="nvJPEG's decoder and torch's float32 resize"),
-        draws_itself=True,
-        needs_gpu=True,
-        sweeps=True,
-    ),
-    "torchcodec-gpu": Contender(
-        title="torchcodec decode_jpeg, GPU",
-        module="nvjpeg_lists",
-        variant="torchcodec",
-        packages=("torchcodec",),
-        tolerance=Tolerance(mean=2.0, why="nvJPEG's decoder and torch's float32 resize"),
-        draws_itself=True,
-        needs_gpu=True,
-        sweeps=True,
+    "torchvision-gpu": _NVJPEG,
+    "torchcodec-gpu": replace(
+        _NVJPEG, title="torchcodec decode_jpeg, GPU", variant="torchcodec", packages=("torchcodec",)
     ),
     "timm": Contender(
         title="timm PrefetchLoader",
         module="timm_prefetch",
+        imports=("timm",),
+        install="pip install timm",
         packages=("timm", "pillow"),
         tolerance=Tolerance(mean=0.001, why="normalizes on the GPU, which rounds otherwise"),
     ),
     "spdl": Contender(
         title="SPDL",
         module="spdl_io",
+        imports=("spdl.io.utils",),
+        install="pip install spdl, or --site spdl_io=DIR",
         packages=("spdl", "spdl-core", "spdl-io"),
         tolerance=Tolerance(mean=1.0, why="FFmpeg's color conversion and resize"),
         draws_itself=True,
     ),
     "ffcv": _FFCV,
     "ffcv-raw": replace(_FFCV, title="FFCV, raw pixels", variant="raw"),
-    "fastload-workers": Contender(
-        title="FastLoader, workers",
-        module="fastload_loaders",
-        variant="workers",
-        packages=("fastload", "pillow"),
-        any_recipe=True,
-    ),
+    "fastload-workers": replace(_FASTLOAD, title="FastLoader, workers", variant="workers"),
     "fastload": _FASTLOAD,
     "fastload-cpu": replace(
-        _FASTLOAD,
-        title="FastLoader, native, decoding on the CPU",
-        variant="native-cpu",
-        needs_gpu=True,
+        _FASTLOAD, title="FastLoader, native, decoding on the CPU", variant="native-cpu", needs_gpu=True
     ),
     "fastload-gpu": replace(
-        _FASTLOAD,
-        title="FastLoader, native, decoding on the GPU",
-        variant="native-gpu",
-        needs_gpu=True,
+        _FASTLOAD, title="FastLoader, native, decoding on the GPU", variant="native-gpu", needs_gpu=True
     ),
     "ceiling": Contender(title="data on the GPU already", module="ceiling", loads=False, any_recipe=True),
 }

@@ -31,7 +31,7 @@ _PATIENCE_S = 600.0  # for one answer
 
 
 class ContenderError(RuntimeError):
-    """A contender failed; the message ends with what it said."""
+    """A contender failed; the message ends with its own."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -39,8 +39,8 @@ class Interpreters:
     """The interpreters and packages that contenders run with.
 
     Attributes:
-        pythons: Interpreter by contender or group.
-        sites: Folder to search for packages first, and its ``lib`` for libraries, by contender or group.
+        pythons: Interpreters by contender or module.
+        sites: Folders to search for packages first, and their ``lib`` for libraries, by contender or module.
     """
 
     pythons: Mapping[str, str] = field(default_factory=dict)
@@ -51,13 +51,13 @@ class Remote:
     """One contender in its own process group, so that its workers stop with it.
 
     Args:
-        name: In the registry.
-        device: Where its batches are to go.
+        name: Name in the registry.
+        device: Device of its batches.
         interpreters: Interpreter and packages.
 
     Attributes:
-        missing: Why it cannot take part at all.
-        failed: Why it takes no further part in the question that is being asked.
+        missing: Reason why it cannot take part at all.
+        failed: Reason why it takes no further part in this question.
         ended: Whether it has no process now.
     """
 
@@ -121,7 +121,7 @@ class Remote:
         return self._process.pid
 
     def ask(self, do: str, **arguments: Any) -> dict[str, Any]:
-        """Have something done; blocks until it is.
+        """Make a request; blocks until it is answered.
 
         Raises:
             ContenderError: It failed, or the process ended.
@@ -142,7 +142,7 @@ class Remote:
 
     @contextlib.contextmanager
     def turn(self) -> Iterator[Remote]:
-        """Let it run while entered; afterwards it stands still, workers and threads too."""
+        """Let it run while entered; afterwards it is stopped, with its workers and threads."""
         self._signal(signal.SIGCONT)
         try:
             yield self
@@ -171,12 +171,12 @@ class Remote:
         self.ended = True
 
     def fail(self, reason: str) -> None:
-        """It cannot go on with this question; it may begin again with the next."""
+        """End it for this question; it may begin again with the next."""
         self.failed = reason
         self.end()
 
     def refuse(self, reason: str) -> None:
-        """It is asked nothing any more."""
+        """End it for all questions."""
         self.missing = reason
         self.end()
 
@@ -185,7 +185,7 @@ class Remote:
         return _processes.memory(self.group)
 
     def record(self) -> dict[str, Any]:
-        """What is known of it, for the JSON file."""
+        """Its title and versions, and the reason where it has none; for the JSON file."""
         known: dict[str, Any] = {"title": self.contender.title}
         if self.missing is not None:
             return {**known, "missing": self.missing}
@@ -206,13 +206,13 @@ class Remote:
         return f": {lines[-1].strip()}" if lines else ""
 
     def _command(self, interpreters: Interpreters) -> tuple[str, dict[str, str]]:
-        def chosen(options: Mapping[str, str]) -> str | None:
-            return options.get(self.name, options.get(self.contender.group))
-
-        python, site = chosen(interpreters.pythons), chosen(interpreters.sites)
+        python, site = (
+            options.get(self.name, options.get(self.contender.module))
+            for options in (interpreters.pythons, interpreters.sites)
+        )
         path = [] if site is None else [str(Path(site).resolve())]
         if python is not None:
-            # Another interpreter shall find this package, and nothing else that lies beside it.
+            # Another interpreter finds this package there, and nothing else that lies beside it.
             folder = Path(self._stack.enter_context(tempfile.TemporaryDirectory(prefix="fastload-")))
             (folder / "fastload").symlink_to(Path(fastload.__file__).resolve().parent)
             (folder / "benchmarks").symlink_to(ROOT / "benchmarks")
@@ -242,8 +242,8 @@ class Team:
     """The contenders of one benchmark, each in its own process; a context manager.
 
     Args:
-        names: In the registry.
-        device: Where batches go.
+        names: Names in the registry.
+        device: Device of the batches.
         interpreters: Interpreters and packages.
     """
 
@@ -273,7 +273,7 @@ class Team:
         return {remote.name: remote.record() for remote in self.all}
 
     def together(self, remotes: Sequence[Remote], do: Callable[[Remote], object]) -> None:
-        """Have all do something at once: nothing is being timed. One that fails drops out."""
+        """Let all do something at once, while nothing is timed. One that fails drops out."""
 
         def one(remote: Remote) -> None:
             try:
@@ -285,18 +285,17 @@ class Team:
         list(self._threads.map(one, remotes))
 
     def open(self, remotes: Sequence[Remote], job: Job) -> None:
-        """Have contenders load: those that try settings out one by one, the others at once."""
-        self.together([one for one in remotes if not one.contender.sweeps], lambda one: one.ask("open", **job.record()))
-        for remote in remotes:
-            if remote.contender.sweeps:
-                self.together([remote], lambda one: one.ask("open", **job.record()))
+        """Open contenders' loaders: those that try settings out one by one, the others at once."""
+        alone = [[remote] for remote in remotes if remote.contender.sweeps]
+        for some in ([remote for remote in remotes if not remote.contender.sweeps], *alone):
+            self.together(some, lambda one: one.ask("open", **job.record()))
 
     def close_feeds(self) -> None:
         """End every loader; the processes stay."""
         self.together(self.present, lambda remote: remote.ask("close"))
 
     def restart_failed(self) -> None:
-        """Those that failed, or were ended, begin again."""
+        """Start those that failed, or were ended, again."""
         failed = [remote for remote in self.all if remote.missing is None and (remote.ended or remote.failed)]
         self.together(failed, Remote.restart)
 

@@ -1,38 +1,36 @@
-"""The process of one contender: does what the benchmark asks, one request at a time.
+"""A contender's process, which answers one request at a time: ``python -m ..._serve NAME FD``.
 
-A request is a line of JSON on a socket, so is the answer. Run as ``python -m ..._serve NAME FD``.
+A request is a line of JSON on a socket, so is the answer.
 """
 
 from __future__ import annotations
 
 import contextlib
 import gc
+import itertools
 import json
 import os
 import socket
 import sys
 import time
 import traceback
+from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import torch
 
 from benchmarks.contenders import _processes
-from benchmarks.contenders._job import Job
+from benchmarks.contenders._job import Feed, Job
 from benchmarks.contenders._registry import CONTENDERS
 from benchmarks.contenders._traits import traits
+from fastload._compare import same_bits
 from fastload.bench._data import STD
 from fastload.bench._rungs import take_until
-from fastload.bench._steps import TrainingStep, run_steps
-from fastload.measurement.clock import CudaClock, HostClock
+from fastload.bench._steps import TrainingStep, time_steps
+from fastload.measurement.clock import clock_for
 from fastload.memory.arena import Arena
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from benchmarks.contenders._job import Feed
 
 
 class Server:
@@ -51,7 +49,7 @@ class Server:
         self._cores = sorted(os.sched_getaffinity(0))
 
     def prepare(self, device: str) -> dict[str, Any]:
-        """Say whether this contender can take part on ``device``, and get the device ready."""
+        """Check whether this contender can take part on ``device``, and get the device ready."""
         reason = self._contender.missing(device)
         if reason is None and device.startswith("cuda"):
             torch.zeros(1, device=device).cpu()
@@ -59,7 +57,7 @@ class Server:
         return {"missing": reason, "versions": self._contender.versions(), "python": sys.version.split()[0]}
 
     def limit(self, cores: int | None) -> dict[str, Any]:
-        """Restrict every thread and future child to ``cores`` cores; ``None`` means all."""
+        """Restrict every thread and future child to ``cores`` cores; ``None``: all."""
         chosen = self._cores[:cores]
         kept: set[str] = set()
         while begun := set(os.listdir("/proc/self/task")) - kept:  # again: a thread may begin others meanwhile
@@ -96,13 +94,12 @@ class Server:
     def run(self, batches: int = 1, seconds: float = 0.0) -> dict[str, Any]:
         """Take ``batches`` batches, and more until ``seconds`` have passed; nothing is done with them.
 
-        The main thread's processor time is that of taking batches: what the thread that would train cannot do
-        meanwhile.
+        The main thread's processor time is that of ``next()``, which a training loop's thread would spend, too.
         """
         feed = self._running()
         taken = 0
         group = os.getpgid(0)
-        processor = _processes.processor_s(group)
+        processor = _processes.processor_s(_processes.members(group))
         main_thread = time.thread_time()
         begin = time.perf_counter()
         while taken < batches or time.perf_counter() - begin < seconds:
@@ -116,7 +113,7 @@ class Server:
             "images": taken * self._batch_size(),
             "seconds": elapsed_s,
             "main_thread_s": main_thread_s,
-            "processor_s": _processes.processor_s(group) - processor,
+            "processor_s": _processes.processor_s(_processes.members(group)) - processor,
         }
 
     def train(self, model: str, steps: int, warm_steps: int) -> dict[str, Any]:
@@ -127,35 +124,26 @@ class Server:
             self._train = None
             self._train = TrainingStep(model, device, channels_last=device.type == "cuda")
         step = self._train
-        clock: Any = CudaClock() if device.type == "cuda" else HostClock()
         main_thread_s = 0.0
+        warm = max(1, warm_steps)
 
         def batches() -> Iterator[Any]:
             nonlocal main_thread_s
-            while True:
+            for number in itertools.count():
                 begin = time.thread_time()
                 batch = next(feed.batches)
-                main_thread_s += time.thread_time() - begin
+                main_thread_s += time.thread_time() - begin if number >= warm else 0.0
                 yield batch
 
-        def advance(count: int) -> Any:
-            return run_steps(batches(), lambda *batch: batch, step, clock, count)
-
-        before = advance(max(1, warm_steps))[-1]
-        main_thread_s = 0.0
-        marks = advance(steps)
-        clock.finish()
-        seconds = clock.between_s(before.ended, marks[-1].ended)
-        ends = [before.ended, *(mark.ended for mark in marks)]
-        waited = sum(clock.between_s(end, mark.arrived) for end, mark in zip(ends, marks, strict=False))
+        times = time_steps(batches(), step, clock_for(device), steps, warm=warm)
         step.forget()
         if device.type == "cuda":
             torch.cuda.empty_cache()
         return {
             "batches": steps,
             "images": steps * self._batch_size(),
-            "seconds": seconds,
-            "wait_share": waited / seconds,
+            "seconds": times.seconds,
+            "wait_share": times.waited_s / times.seconds,
             "main_thread_s": main_thread_s,
         }
 
@@ -179,7 +167,7 @@ class Server:
                         f"batch {number} must be {wanted.dtype} {tuple(wanted.shape)}, "
                         f"got {got.dtype} {tuple(got.shape)}"
                     )
-                equal &= torch.equal(got.view(torch.uint8), wanted.view(torch.uint8))
+                equal &= same_bits(got, wanted)
                 difference = (got - wanted).abs() * scale
                 differences.append(float(difference.mean()))
                 largest = max(largest, float(difference.max()))
@@ -207,7 +195,7 @@ class Server:
         return {"labels": labels, "traits": seen}
 
     def device_memory(self) -> dict[str, Any]:
-        """Return the GPU's used bytes, all processes', and the peak that torch allocated here."""
+        """Return the GPU bytes of all processes, and the peak allocated by torch here."""
         if not torch.cuda.is_available():
             return {"used_bytes": None, "torch_peak_bytes": None}
         free, total = torch.cuda.mem_get_info()

@@ -2,13 +2,9 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
+import numpy as np
 import torch
-
-if TYPE_CHECKING:
-    import numpy as np
-    from numpy.typing import NDArray
+from numpy.typing import NDArray
 
 MEAN, DEVIATION, ENERGY, LEAN, SLANT = slice(0, 3), slice(3, 6), 6, 7, 8
 """Columns of :func:`traits`."""

@@ -7,12 +7,6 @@ import torch
 from benchmarks.contenders._job import SIDE, Batches, Feed, Job, in_model_layout
 
 
-def missing(variant: str, device: str) -> str | None:
-    """It is always there."""
-    del variant, device
-    return None
-
-
 def open_feed(job: Job, variant: str) -> Feed:
     """The same random batch, again and again."""
     del variant

@@ -14,15 +14,13 @@ import importlib
 import importlib.util
 import math
 import time
-from typing import TYPE_CHECKING, Any
+from collections.abc import Generator
+from typing import Any
 
 import torch
 
 from benchmarks.contenders._job import SIDE, Feed, Job
 from fastload.bench._data import MEAN, STD
-
-if TYPE_CHECKING:
-    from collections.abc import Generator
 
 # Sizes that the example preallocates the GPU decoder's buffers for: those of the largest images in ImageNet.
 WIDTH_HINT = 5980
@@ -33,22 +31,6 @@ SETTINGS = {
     "mixed": [(depth, load) for depth in (2, 3, 4) for load in (0.65, 0.9)],
 }
 TRIAL_S = 0.5  # of each setting
-
-
-def missing(variant: str, device: str) -> str | None:
-    """Why this cannot take part."""
-    del variant, device
-    try:
-        found = importlib.util.find_spec("nvidia.dali")
-    except ModuleNotFoundError:
-        found = None
-    if found is None:
-        return "nvidia.dali is not installed; pip install nvidia-dali-cuda130, or --site dali=DIR"
-    try:
-        importlib.import_module("nvidia.dali.plugin.pytorch")
-    except (ImportError, OSError, RuntimeError) as error:
-        return f"nvidia.dali cannot be imported: {error}"
-    return None
 
 
 def open_feed(job: Job, variant: str) -> Feed:
@@ -112,11 +94,7 @@ def _pipeline(job: Job, decoder: str, depth: int, load: float) -> Any:
     files, labels = job.files()
     hints = {}
     if decoder == "mixed":
-        hints = {
-            "preallocate_width_hint": WIDTH_HINT,
-            "preallocate_height_hint": HEIGHT_HINT,
-            "hw_decoder_load": load,
-        }
+        hints = {"preallocate_width_hint": WIDTH_HINT, "preallocate_height_hint": HEIGHT_HINT, "hw_decoder_load": load}
     defined: Any = importlib.import_module("nvidia.dali").pipeline_def(
         batch_size=job.batch_size,
         num_threads=job.threads,

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 from typing import Any
 
 import torch
@@ -10,14 +9,6 @@ import torch
 from benchmarks.contenders._job import Feed, Job
 from fastload import FastLoader
 from fastload.bench._rungs import in_workers
-
-
-def missing(variant: str, device: str) -> str | None:
-    """Why this cannot take part."""
-    del device
-    if variant != "workers" and importlib.util.find_spec("fastload._core") is None:
-        return "fastload._core is not built"
-    return None
 
 
 def open_feed(job: Job, variant: str) -> Feed:

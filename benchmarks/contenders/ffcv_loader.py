@@ -15,8 +15,9 @@ import importlib
 import importlib.util
 import json
 import os
+from collections.abc import Generator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import torch
@@ -25,26 +26,17 @@ from torchvision import transforms
 from benchmarks.contenders._job import SIDE, Feed, Job, in_model_layout
 from fastload.bench._data import MEAN, STD
 
-if TYPE_CHECKING:
-    from collections.abc import Generator
-
 _QUALITY = 90  # FFCV's default, and that of the photographs of ``fastload bench photos``
 
 
 def missing(variant: str, device: str) -> str | None:
     """Why this cannot take part."""
     del variant
-    if importlib.util.find_spec("ffcv") is None:
-        return (
-            "ffcv is not installed; PyPI has its source alone, which pip builds where pkg-config, OpenCV's headers and "
-            "libturbojpeg's are (Debian: pkg-config libopencv-dev libturbojpeg0-dev)"
-        )
-    try:
-        importlib.import_module("ffcv.loader")
-        if device.startswith("cuda"):
+    if device.startswith("cuda"):
+        try:
             importlib.import_module("cupy")  # normalizes on the GPU
-    except (ImportError, OSError, RuntimeError, AttributeError) as error:
-        return f"ffcv cannot be imported: {type(error).__name__}: {error}"
+        except (ImportError, OSError, RuntimeError, AttributeError) as error:
+            return f"ffcv cannot be imported: {type(error).__name__}: {error}"
     return None
 
 

@@ -16,30 +16,26 @@ import importlib.util
 import io
 import itertools
 import math
-import queue
 import threading
 import time
+from collections import deque
+from collections.abc import Callable, Generator, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import nullcontext
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from PIL import Image
 from torch.nn import functional
 
 from benchmarks.contenders._job import SIDE, Feed, Job, in_model_layout
 from fastload.bench._data import ENDLESS, MEAN, STD, EndlessDraws
 
-if TYPE_CHECKING:
-    from collections.abc import Callable, Generator, Iterator, Sequence
+Decode = Callable[[list[torch.Tensor]], list[torch.Tensor]]
 
-    from numpy.typing import NDArray
-
-    Decode = Callable[[list[torch.Tensor]], list[torch.Tensor]]
-    _Asked = tuple[int, list[int], list[Future[torch.Tensor]]]
-
-DECODING_THREADS: Final = (1, 2, 4)  # of which the fastest number is taken
+DECODING_THREADS: Final = (1, 2, 4)  # the fastest number is taken
 TRIAL_S: Final = 0.5  # of each number
 _AHEAD: Final = 2  # batches of each thread
 _TRIES: Final = 10  # as torchvision's RandomResizedCrop
@@ -100,47 +96,36 @@ class Pipeline:
     """Threads that read, and threads that decode, crop, resize and normalize.
 
     Args:
-        job: What to load.
-        decode: Of :func:`decoder`.
-        decoding: Threads that decode.
+        job: Images to load.
+        decode: Function of :func:`decoder`.
+        decoding: Number of threads that decode.
     """
 
     def __init__(self, job: Job, decode: Decode, decoding: int) -> None:
         self._job = job
         self._decode = decode
         self._device = torch.device(job.device)
-        self._random = np.random.default_rng(job.seed)
         self._files, self._labels = job.files()
+        self._ahead = decoding * _AHEAD
         self._reading = ThreadPoolExecutor(job.threads, thread_name_prefix="read")
+        self._decoding = ThreadPoolExecutor(decoding, thread_name_prefix="decode")
         # Made on the host: a copy from there has ended before any stream reads it.
         self._normal = [(255 * torch.tensor(values)).view(1, 3, 1, 1).to(self._device) for values in (MEAN, STD)]
-        self._lock = threading.Lock()  # guards the next two, and draws
-        self._chosen = enumerate(self._choose())
-        self._asked: list[_Asked] = []
-        self._made: queue.Queue[Any] = queue.Queue(decoding * _AHEAD)
-        self._stopped = threading.Event()
-        self._threads = [
-            threading.Thread(target=self._work, name=f"decode-{number}", daemon=True) for number in range(decoding)
-        ]
-        for thread in self._threads:
-            thread.start()
+        self._random = np.random.default_rng(job.seed)
+        self._lock = threading.Lock()  # guards the draws
+        self._own = threading.local()  # a stream of each thread that decodes
 
     def batches(self) -> Generator[tuple[torch.Tensor, torch.Tensor], None, None]:
         """Yield images and labels on the device, in order; raise errors of threads."""
-        early: dict[int, Any] = {}
-        running = len(self._threads)
-        for number in itertools.count():
-            while number not in early:
-                made = self._made.get()
-                if isinstance(made, BaseException):
-                    raise made
-                if made is not None:
-                    early[made[0]] = made[1:]
-                    continue
-                running -= 1  # which had put its batches before
-                if not running:
-                    return
-            images, labels, ready = early.pop(number)
+        chosen = self._choose()
+        asked: deque[Future[Any]] = deque()
+        while True:
+            for indices in itertools.islice(chosen, self._ahead - len(asked)):
+                files = [self._reading.submit(_read, self._files[index]) for index in indices]
+                asked.append(self._decoding.submit(self._batch, indices, files))
+            if not asked:
+                return
+            images, labels, ready = asked.popleft().result()
             if ready is not None:
                 stream = torch.cuda.current_stream(self._device)
                 stream.wait_event(ready)
@@ -150,12 +135,7 @@ class Pipeline:
 
     def close(self) -> None:
         """End all threads; blocks until they have gone."""
-        self._stopped.set()
-        while any(thread.is_alive() for thread in self._threads):
-            try:
-                self._made.get(timeout=0.01)
-            except queue.Empty:
-                continue
+        self._decoding.shutdown(cancel_futures=True)
         self._reading.shutdown(cancel_futures=True)
 
     def _choose(self) -> Iterator[list[int]]:
@@ -163,38 +143,22 @@ class Pipeline:
         if not self._job.train:
             yield from (list(range(first, min(first + size, count))) for first in range(0, count, size))
             return
-        draws = iter(EndlessDraws(list(range(count)), ENDLESS, self._job.seed))
+        draws = iter(EndlessDraws(range(count), ENDLESS, self._job.seed))
         while True:
-            yield [next(draws) for _ in range(size)]
+            yield list(itertools.islice(draws, size))
 
-    def _next(self) -> _Asked | None:
-        """Return a batch's number, samples and files, and have later files read."""
-        with self._lock:
-            while len(self._asked) < _AHEAD * len(self._threads):
-                number, chosen = next(self._chosen, (0, None))
-                if chosen is None:
-                    break
-                files = [self._reading.submit(_read, self._files[index]) for index in chosen]
-                self._asked.append((number, chosen, files))
-            return self._asked.pop(0) if self._asked else None
-
-    def _work(self) -> None:
-        try:
-            on_gpu = self._device.type == "cuda"
-            own: Any = torch.cuda.stream(torch.cuda.Stream(self._device)) if on_gpu else nullcontext()  # type: ignore[no-untyped-call]
-            with own:
-                while not self._stopped.is_set() and (batch := self._next()) is not None:
-                    number, chosen, files = batch
-                    images = self._make(self._decode([file.result() for file in files]))
-                    labels = torch.tensor([self._labels[index] for index in chosen]).to(self._device)
-                    ready = None
-                    if on_gpu:
-                        ready = torch.cuda.Event()  # type: ignore[no-untyped-call]
-                        ready.record()
-                    self._made.put((number, images, labels, ready))
-            self._made.put(None)
-        except BaseException as error:  # noqa: BLE001 - the consumer raises it
-            self._made.put(error)
+    def _batch(self, indices: list[int], files: list[Future[torch.Tensor]]) -> tuple[Any, Any, Any]:
+        """Make a batch on this thread's stream; returns images, labels and the event after them."""
+        on_gpu = self._device.type == "cuda"
+        if on_gpu and not hasattr(self._own, "stream"):
+            self._own.stream = torch.cuda.Stream(self._device)  # type: ignore[no-untyped-call]
+        with torch.cuda.stream(self._own.stream) if on_gpu else nullcontext():
+            images = self._make(self._decode([file.result() for file in files]))
+            labels = torch.tensor([self._labels[index] for index in indices]).to(self._device)
+            ready = torch.cuda.Event() if on_gpu else None  # type: ignore[no-untyped-call]
+            if ready is not None:
+                ready.record()
+            return images, labels, ready
 
     def _make(self, decoded: Sequence[torch.Tensor]) -> torch.Tensor:
         """Crop, resize, flip and normalize."""

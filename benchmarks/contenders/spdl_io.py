@@ -9,32 +9,23 @@ and flip in the filter; SPDL leaves drawing them to its user.
 from __future__ import annotations
 
 import importlib
-import importlib.util
-import math
-import random
+import threading
+from collections.abc import Generator, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+import numpy as np
 import torch
 
 from benchmarks.contenders._job import SIDE, Feed, Job
+from benchmarks.contenders.nvjpeg_lists import crop_boxes
 from fastload.bench._data import ENDLESS, MEAN, STD, EndlessDraws
-
-if TYPE_CHECKING:
-    from collections.abc import Generator, Iterator
-
-_TRIES = 10  # as torchvision's RandomResizedCrop
 
 
 def missing(variant: str, device: str) -> str | None:
     """Why this cannot take part."""
     del variant, device
-    if importlib.util.find_spec("spdl") is None:
-        return "spdl is not installed; pip install spdl, or --site spdl_io=DIR"
-    try:
-        versions: dict[str, Any] = importlib.import_module("spdl.io.utils").get_ffmpeg_versions()
-    except (ImportError, OSError, RuntimeError, AttributeError) as error:
-        return f"spdl.io finds no FFmpeg that it can use: {error}"
+    versions: dict[str, Any] = importlib.import_module("spdl.io.utils").get_ffmpeg_versions()
     return None if versions else "spdl.io finds no FFmpeg that it can use"
 
 
@@ -50,11 +41,20 @@ def open_feed(job: Job, variant: str) -> Feed:
         for index in draws:
             yield files[index], labels[index]
 
+    drawn, lock = np.random.default_rng(job.seed), threading.Lock()
+
     def decode(samples: list[tuple[str, int]]) -> tuple[torch.Tensor, torch.Tensor]:
-        frames = []
-        for path, _ in samples:
-            packets = io.demux_image(path)
-            frames.append(io.decode_packets(packets, filter_desc=_filter(packets, job)))
+        packets = [io.demux_image(path) for path, _ in samples]
+        filters = [_filter("", "")] * len(packets)
+        if job.train:
+            with lock:
+                boxes = crop_boxes(np.array([(one.height, one.width) for one in packets]), drawn).tolist()
+                flips = (drawn.random(len(packets)) < 0.5).tolist()
+            filters = [
+                _filter(f"crop={width}:{height}:{left}:{top},", "hflip," if flip else "")
+                for (top, left, height, width), flip in zip(boxes, flips, strict=True)
+            ]
+        frames = [io.decode_packets(one, filter_desc=how) for one, how in zip(packets, filters, strict=True)]
         images = io.to_torch(io.convert_frames(frames))
         return images, torch.tensor([label for _, label in samples])
 
@@ -81,26 +81,6 @@ def open_feed(job: Job, variant: str) -> Feed:
     return Feed(running, close)
 
 
-def _filter(packets: Any, job: Job) -> str:
-    """FFmpeg's filter for one image."""
-    steps = []
-    if job.train:
-        left, top, width, height = _crop_box(packets.width, packets.height)
-        steps.append(f"crop={width}:{height}:{left}:{top}")
-    steps.append(f"scale={SIDE}:{SIDE}:flags=bilinear+full_chroma_int")  # without it, pixels are off by 1.2 of 255
-    if job.train and random.random() < 0.5:
-        steps.append("hflip")
-    return ",".join([*steps, "format=pix_fmts=rgb24"])
-
-
-def _crop_box(width: int, height: int) -> tuple[int, int, int, int]:
-    """Left, top, width and height as torchvision's RandomResizedCrop draws them."""
-    for _ in range(_TRIES):
-        area = width * height * random.uniform(0.08, 1.0)
-        aspect = math.exp(random.uniform(math.log(3 / 4), math.log(4 / 3)))
-        wide, high = round(math.sqrt(area * aspect)), round(math.sqrt(area / aspect))
-        if 0 < wide <= width and 0 < high <= height:
-            return random.randint(0, width - wide), random.randint(0, height - high), wide, high
-    wide = min(width, round(height * 4 / 3))
-    high = min(height, round(width * 4 / 3))
-    return (width - wide) // 2, (height - high) // 2, wide, high
+def _filter(crop: str, flip: str) -> str:
+    """FFmpeg's filter for one image; without ``full_chroma_int``, pixels are off by 1.2 of 255."""
+    return f"{crop}scale={SIDE}:{SIDE}:flags=bilinear+full_chroma_int,{flip}format=pix_fmts=rgb24"

@@ -17,12 +17,6 @@ from benchmarks.contenders._job import SIDE, Batches, Feed, Job, in_model_layout
 from fastload.bench._data import MEAN, STD
 
 
-def missing(variant: str, device: str) -> str | None:
-    """Why this cannot take part."""
-    del variant, device
-    return None if importlib.util.find_spec("timm") else "timm is not installed; pip install timm"
-
-
 def open_feed(job: Job, variant: str) -> Feed:
     """Begin to load with ``job.threads`` worker processes."""
     del variant

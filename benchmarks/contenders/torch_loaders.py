@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch.utils.data import DataLoader
+from torchvision.datasets import ImageFolder
 
 from benchmarks.contenders._job import SIDE, Batches, Feed, Job, in_model_layout
 from fastload.bench._data import MEAN, STD
-
-if TYPE_CHECKING:
-    from torchvision.datasets import ImageFolder
 
 
 def missing(variant: str, device: str) -> str | None:
@@ -39,19 +37,16 @@ def open_feed(job: Job, variant: str) -> Feed:
         persistent_workers=True,
     )
     iterator: Any = iter(loader)
-    return Feed(_delivered(iterator, torch.device(job.device), pins), iterator._shutdown_workers)
+    return Feed(delivered(iterator, torch.device(job.device), pins), iterator._shutdown_workers)
 
 
-def _delivered(iterator: Any, device: torch.device, pins: bool) -> Batches:
-    """What a training loop does with each batch."""
+def delivered(iterator: Any, device: torch.device, pins: bool) -> Batches:
+    """Copy each batch to a device, as a training loop does."""
     for images, labels in iterator:
         if device.type == "cpu":
             yield images, labels
         else:
-            yield (
-                in_model_layout(images.to(device, non_blocking=pins)),
-                labels.to(device, non_blocking=pins),
-            )
+            yield in_model_layout(images.to(device, non_blocking=pins)), labels.to(device, non_blocking=pins)
 
 
 def _decoded_by_torchvision(job: Job) -> ImageFolder:

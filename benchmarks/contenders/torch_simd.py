@@ -2,12 +2,8 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from benchmarks.contenders import torch_loaders
-
-if TYPE_CHECKING:
-    from benchmarks.contenders._job import Feed, Job
+from benchmarks.contenders._job import Feed, Job
 
 
 def missing(variant: str, device: str) -> str | None:

@@ -5,30 +5,31 @@
 #include <cstddef>
 #include <cstdint>
 #include <string>
-#include <tuple>
 #include <utility>
 #include <vector>
 
 #include <nanobind/nanobind.h>
 #include <nanobind/ndarray.h>
 
+#include "base/keyed_hash.h"
 #include "image/look_up.h"
+#include "image/transform/transform.h"
 #include "resample/resample.h"
 #include "rng/draw_plan.h"
 
 namespace fastload {
 
-void bind_jpeg(nanobind::module_& m);
-void bind_resample(nanobind::module_& m);
-void bind_draws(nanobind::module_& m);
+void bind_build(nanobind::module_& m);
 void bind_decode(nanobind::module_& m);
-void bind_batch(nanobind::module_& m);
+void bind_draws(nanobind::module_& m);
+void bind_image(nanobind::module_& m);
 void bind_index(nanobind::module_& m);
+void bind_kernels(nanobind::module_& m);
 void bind_lists(nanobind::module_& m);
+void bind_pool(nanobind::module_& m);
 void bind_staging(nanobind::module_& m);
-void bind_color(nanobind::module_& m);
-void bind_transform(nanobind::module_& m);
-void bind_python_random(nanobind::module_& m);
+void bind_stamp(nanobind::module_& m);
+void bind_tagged(nanobind::module_& m);
 
 // Holds a contiguous view of any bytes-like object. Create and destroy with the GIL.
 class BytesView {
@@ -58,21 +59,42 @@ class BytesView {
   Py_buffer view_;
 };
 
+using Array = nanobind::ndarray<std::uint8_t, nanobind::ndim<3>, nanobind::device::cpu>;
+using ConstArray = nanobind::ndarray<const std::uint8_t, nanobind::ndim<3>, nanobind::device::cpu>;
+
+// Throws a ValueError.
+template <typename Any>
+void require_rows(const Any& array, const char* name) {
+  const std::int64_t channels = static_cast<std::int64_t>(array.shape(2));
+  if ((channels != 1 && channels != 3) || (array.stride(2) != 1 && channels != 1) || array.stride(1) != channels) {
+    throw nanobind::value_error(
+        (std::string(name) + " must be HWC with 1 or 3 channels, and its rows contiguous").c_str());
+  }
+}
+
+// What has that name. Throws a ValueError: there is none.
+template <typename Kind, std::size_t count>
+Kind named(const std::pair<const char*, Kind> (&names)[count], const std::string& name, const char* what) {
+  for (const auto& [text, kind] : names) {
+    if (name == text) return kind;
+  }
+  throw nanobind::value_error((std::string("no such ") + what + ": " + name).c_str());
+}
+
 Filter filter_from(const std::string& name);
 PassRule pass_rule_from(const std::string& name);
+Sampling sampling_from(const std::string& name);
+PadMode pad_mode_from(const std::string& name);
+HashKey key_from(const nanobind::bytes& key);  // throws a ValueError
 nanobind::bytes state_of(const Generator& generator);
+void set_state(Generator& generator, const nanobind::bytes& state);  // throws a ValueError
 // A draw's question for torch, and the answer; both are lists of numbers. Throws a ValueError if these are too few.
 const char* name_of(Question::Kind kind);
 std::vector<double> numbers_of(const Question& question);
 Answer answer_from(const std::string& kind, const std::vector<double>& question, const std::vector<double>& answer);
-using AnswerFields = std::tuple<std::string, std::vector<double>, std::vector<double>>;  // kind, question, answer
-nanobind::tuple draw(const DrawPlan& plan, Generator& generator, int width, int height,
-                     const std::vector<AnswerFields>& known, std::size_t view);
-nanobind::tuple draw_erased(const DrawPlan& plan, Generator& generator, int width, int height);
+// Crop, output size, window and flips, as geometry_from() takes them.
+nanobind::tuple to_tuple(const Geometry& geometry);
 nanobind::tuple erased_of(const Geometry& geometry);  // boxes, and the generator's state before their noise
-void set_state(Generator& generator, const nanobind::bytes& state);                  // throws a ValueError
-DrawOp::Level level_from(const nanobind::dict& fields);                              // without its samplings
-bool set_python_field(DrawOp& op, const std::string& name, nanobind::handle value);  // false: there is none of the name
 // The values of each level of each channel.
 using ValueTable = nanobind::ndarray<nanobind::ndim<2>, nanobind::c_contig, nanobind::device::cpu>;
 void set_table(LookUpJob& job, const ValueTable& table);  // throws a ValueError

@@ -4,12 +4,12 @@
 
 #include <cstdint>
 #include <string>
+#include <vector>
 
-#include "image/image.h"
-#include "jpeg/file.h"
-#include "jpeg/jpeg.h"
-#include "jpeg/jpeg_header.h"
-#include "jpeg/status.h"
+#include "base/header.h"
+#include "base/image.h"
+#include "base/source.h"
+#include "base/status.h"
 
 namespace fastload {
 
@@ -18,24 +18,30 @@ namespace fastload {
 void set_trusted_formats(std::uint32_t mask);
 std::uint32_t trusted_formats();
 
-// "PNG with libdeflate 1.14, WebP with libwebp 1.2.4": what this build decodes beside JPEG; or empty.
+// "PNG, WebP with libwebp 1.2.4": what this build decodes beside JPEG.
 std::string codec_versions();
+
+// A library that this build uses: the file that it was linked with, and the one that the process has loaded for it,
+// which may be another that has the same name. `version` is the loaded one's, or empty if the library cannot say.
+struct LinkedLibrary {
+  std::string name, version, built_with, loaded;
+};
+std::vector<LinkedLibrary> linked_libraries();
 
 // Reads the header of a file that is no JPEG. `ok` means that Pillow opens it without a warning; `not_jpeg` that it is
 // neither PNG nor WebP. Reads no more of a large file than needed.
-Status scan_other_header(ByteSource& source, JpegHeader& header);
+Status scan_other_header(ByteSource& source, ImageHeader& header);
 
 // Decodes the whole file, `header` being scan_other_header's result for it, and checks its end as Pillow would. `image`
 // is the region, in memory of this thread that stays valid until the next call. Thread-safe. Throws std::bad_alloc
 // only.
-Status decode_other(ByteSource& source, const JpegHeader& header, const Region& region, ConstImage& image);
+Status decode_other(ByteSource& source, const ImageHeader& header, const Region& region, ConstImage& image);
 
-// The parts of both. Without their libraries they are `not_jpeg`.
-Status scan_png(ByteSource& source, JpegHeader& header);
-Status decode_png(ByteSource& source, const JpegHeader& header, const Region& region, ConstImage& image);
-Status scan_webp(ByteSource& source, JpegHeader& header);
-Status decode_webp(ByteSource& source, const JpegHeader& header, const Region& region, ConstImage& image);
-std::string deflate_version();  // or empty
+// The parts of both. Without libwebp, WebP files are `not_jpeg`.
+Status scan_png(ByteSource& source, ImageHeader& header);
+Status decode_png(ByteSource& source, const ImageHeader& header, const Region& region, ConstImage& image);
+Status scan_webp(ByteSource& source, ImageHeader& header);
+Status decode_webp(ByteSource& source, const ImageHeader& header, const Region& region, ConstImage& image);
 std::string webp_version();
 
 // Bytes of each buffer that a thread keeps for its next image, at most.

@@ -1,15 +1,10 @@
-#include "codecs/codecs.h"
-
-#if defined(FASTLOAD_PNG)
-
 #include <algorithm>
 #include <cstring>
 #include <iterator>
-#include <memory>
 #include <new>
 
-#include <libdeflate.h>
-
+#include "codecs/codecs.h"
+#include "codecs/inflate.h"
 #include "codecs/png_rows.h"
 
 namespace fastload {
@@ -32,16 +27,6 @@ constexpr std::uint32_t type_of(const char (&name)[5]) {
 std::uint32_t big_endian_32(const std::uint8_t* p) {
   return static_cast<std::uint32_t>(p[0]) << 24 | static_cast<std::uint32_t>(p[1]) << 16 |
          static_cast<std::uint32_t>(p[2]) << 8 | p[3];
-}
-
-libdeflate_decompressor* thread_decompressor() {
-  struct Free {
-    void operator()(libdeflate_decompressor* decompressor) const { libdeflate_free_decompressor(decompressor); }
-  };
-  static thread_local std::unique_ptr<libdeflate_decompressor, Free> decompressor;
-  if (decompressor == nullptr) decompressor.reset(libdeflate_alloc_decompressor());
-  if (decompressor == nullptr) throw std::bad_alloc();
-  return decompressor.get();
 }
 
 struct Chunk {
@@ -89,7 +74,7 @@ bool read_data(ByteSource& source, const Chunk& chunk, Bytes& data) {
   const Span span = source.at(chunk.at - 4, chunk.size + 8);
   if (span.size < chunk.size + 8) return false;
   data = {span.data + 4, chunk.size};
-  return libdeflate_crc32(0, span.data, chunk.size + 4) == big_endian_32(data.data + chunk.size);
+  return crc_32(span.data, chunk.size + 4) == big_endian_32(data.data + chunk.size);
 }
 
 // What the first chunk says of the image.
@@ -171,12 +156,11 @@ bool is_harmless_key(Bytes key) {
 bool inflates_to_little(Bytes data) {
   if (data.size <= kSurelySmall) return true;
   static thread_local Buffer text;
-  text.resize(kMostInflatedText);
-  std::size_t size = 0;
-  const auto result =
-      libdeflate_zlib_decompress(thread_decompressor(), data.data, data.size, text.data(), text.size(), &size);
+  text.resize(kMostInflatedText + kInflatePadding);
+  std::size_t made = 0;
+  const bool is_little = inflate(data.data, data.size, text.data(), kMostInflatedText, made);
   text.shrink(0);
-  return result == LIBDEFLATE_SUCCESS;
+  return is_little;
 }
 
 bool compressed_opens(Bytes data) {
@@ -276,18 +260,6 @@ Status read_encoded(ByteSource& source, Metadata& metadata, std::size_t at, std:
   return Status::ok;
 }
 
-// Inflates exactly `size` bytes. libdeflate takes a few codes that zlib refuses and no encoder writes, such as length
-// symbol 286: then there are pixels where Pillow raises. The checksum keeps damage from passing for such data.
-Status inflate(const Buffer& encoded, std::uint8_t* to, std::size_t size) {
-  std::size_t read = 0, made = 0;
-  if (libdeflate_zlib_decompress_ex(thread_decompressor(), encoded.data(), encoded.size(), to, size, &read, &made) !=
-          LIBDEFLATE_SUCCESS ||
-      read != encoded.size() || made != size) {
-    return Status::corrupt;
-  }
-  return Status::ok;
-}
-
 // zlib's window must reach as far back as any data can refer to; decoders differ in whether they check it.
 bool has_sound_window(const Buffer& encoded, std::size_t size) {
   return encoded.size() >= 2 && (encoded.data()[0] >> 4) <= 7 &&
@@ -329,10 +301,12 @@ Status decode_rows(Buffer& encoded, const Layout& layout, const Region& region, 
   const std::size_t size = inflated_bytes(layout);
   if (!has_sound_window(encoded, size)) return Status::unsupported;
   const std::size_t zeros = layout.row_bytes(layout.width) + 1;
-  rows.resize(zeros + size + 1);
+  rows.resize(zeros + size + kInflatePadding);
   std::memset(rows.data(), 0, zeros);
-  const Status status = inflate(encoded, rows.data() + zeros, size);
-  if (status != Status::ok) return status;
+  std::size_t made = 0;
+  if (!inflate(encoded.data(), encoded.size(), rows.data() + zeros, size, made) || made != size) {
+    return Status::corrupt;
+  }
   image.height = static_cast<int>(region.height);
   image.width = static_cast<int>(region.width);
   const bool is_rgb = layout.channels == 3 && !layout.interlaced;
@@ -358,9 +332,7 @@ Status decode_rows(Buffer& encoded, const Layout& layout, const Region& region, 
 
 }  // namespace
 
-std::string deflate_version() { return LIBDEFLATE_VERSION_STRING; }
-
-Status scan_png(ByteSource& source, JpegHeader& header) try {
+Status scan_png(ByteSource& source, ImageHeader& header) try {
   const Span start = source.at(0, sizeof kSignature);
   if (start.size < sizeof kSignature || std::memcmp(start.data, kSignature, sizeof kSignature) != 0) {
     return source.failure_or(Status::not_jpeg);
@@ -381,7 +353,7 @@ Status scan_png(ByteSource& source, JpegHeader& header) try {
   return Status::unsupported;
 }
 
-Status decode_png(ByteSource& source, const JpegHeader& header, const Region& region, ConstImage& image) {
+Status decode_png(ByteSource& source, const ImageHeader& header, const Region& region, ConstImage& image) {
   static thread_local Buffer encoded, rows, pixels;
   Layout layout;
   Status status = read_layout(source, layout);
@@ -396,15 +368,3 @@ Status decode_png(ByteSource& source, const JpegHeader& header, const Region& re
 }
 
 }  // namespace fastload
-
-#else
-
-namespace fastload {
-
-std::string deflate_version() { return {}; }
-Status scan_png(ByteSource&, JpegHeader&) { return Status::not_jpeg; }
-Status decode_png(ByteSource&, const JpegHeader&, const Region&, ConstImage&) { return Status::not_jpeg; }
-
-}  // namespace fastload
-
-#endif

@@ -19,9 +19,14 @@ std::uint8_t sum(int a, int b) { return static_cast<std::uint8_t>(a + b); }
 
 // One byte at a time, for any pixel.
 void unfilter_bytes(int filter, std::uint8_t* row, const std::uint8_t* above, std::size_t bytes, std::size_t pixel) {
-  for (std::size_t i = 0; i < bytes; ++i) {
-    const int a = i < pixel ? 0 : row[i - pixel], b = above[i], c = i < pixel ? 0 : above[i - pixel];
-    row[i] = sum(row[i], filter == 1 ? a : filter == 3 ? (a + b) / 2 : paeth(a, b, c));
+  for (std::size_t first = 0; first < pixel; ++first) {
+    int a = 0, c = 0;  // the bytes to the left and above it
+    for (std::size_t i = first; i < bytes; i += pixel) {
+      const int b = above[i];
+      row[i] = sum(row[i], filter == 1 ? a : filter == 3 ? (a + b) / 2 : paeth(a, b, c));
+      a = row[i];
+      c = b;
+    }
   }
 }
 

@@ -44,7 +44,7 @@ struct Frame {
 };
 
 // The size in a lossy or lossless image's own header.
-bool read_size(ByteSource& source, const Chunk& chunk, JpegHeader& header) {
+bool read_size(ByteSource& source, const Chunk& chunk, ImageHeader& header) {
   const Span span = source.at(chunk.at, std::min<std::size_t>(chunk.size, 10));
   const std::uint8_t* const p = span.data;
   if (chunk.is("VP8 ")) {
@@ -65,7 +65,7 @@ bool read_size(ByteSource& source, const Chunk& chunk, JpegHeader& header) {
 }
 
 // The chunks of an extended file in their order: VP8X, perhaps ICCP and ALPH, the image, perhaps EXIF and XMP.
-Status scan_extended(ByteSource& source, const Chunk& first, JpegHeader& header, Frame& frame) {
+Status scan_extended(ByteSource& source, const Chunk& first, ImageHeader& header, Frame& frame) {
   constexpr std::uint8_t animated = 0x02, alpha = 0x10, known = 0x3E;
   const Span span = source.at(first.at, 10);
   if (first.size != 10 || span.size < 10) return source.failure_or(Status::corrupt);
@@ -102,7 +102,7 @@ Status scan_extended(ByteSource& source, const Chunk& first, JpegHeader& header,
   return has_alpha == needs_alpha ? Status::ok : Status::unsupported;
 }
 
-Status scan_file(ByteSource& source, JpegHeader& header, Frame& frame) {
+Status scan_file(ByteSource& source, ImageHeader& header, Frame& frame) {
   const Span start = source.at(0, kFileHeader);
   if (start.size < kFileHeader || std::memcmp(start.data, "RIFF", 4) != 0 ||
       std::memcmp(start.data + 8, "WEBP", 4) != 0) {
@@ -144,15 +144,15 @@ std::string webp_version() {
          std::to_string(version & 0xFF);
 }
 
-Status scan_webp(ByteSource& source, JpegHeader& header) {
+Status scan_webp(ByteSource& source, ImageHeader& header) {
   Frame frame;
   return scan_file(source, header, frame);
 }
 
-Status decode_webp(ByteSource& source, const JpegHeader& header, const Region& region, ConstImage& image) {
+Status decode_webp(ByteSource& source, const ImageHeader& header, const Region& region, ConstImage& image) {
   static thread_local Buffer copy, pixels;
   for (Buffer* const buffer : {&copy, &pixels}) buffer->shrink(kKeptCodecBytes);
-  JpegHeader found;
+  ImageHeader found;
   Frame frame;
   const Status status = scan_file(source, found, frame);
   if (status != Status::ok) return status;
@@ -182,8 +182,8 @@ Status decode_webp(ByteSource& source, const JpegHeader& header, const Region& r
 namespace fastload {
 
 std::string webp_version() { return {}; }
-Status scan_webp(ByteSource&, JpegHeader&) { return Status::not_jpeg; }
-Status decode_webp(ByteSource&, const JpegHeader&, const Region&, ConstImage&) { return Status::not_jpeg; }
+Status scan_webp(ByteSource&, ImageHeader&) { return Status::not_jpeg; }
+Status decode_webp(ByteSource&, const ImageHeader&, const Region&, ConstImage&) { return Status::not_jpeg; }
 
 }  // namespace fastload
 

@@ -1,5 +1,5 @@
-// Fuzz target: decodes the bytes as a PNG or WebP file, whole and in a crop, and
-// as the filtered rows of a PNG file. The last bytes choose crop and kind.
+// Fuzz target: decodes the bytes as a PNG or WebP file, whole and in a crop, as
+// the filtered rows of a PNG file, and as a zlib stream. The last bytes choose crop and kind.
 //
 // Besides crashes and sanitizer reports, it checks that a crop equals that part of the whole image and has its status,
 // and that nothing is written outside the output. Changed files mostly get sound checksums.
@@ -11,11 +11,10 @@
 #include <string>
 #include <vector>
 
-#include <libdeflate.h>
-
 #include "codecs/codecs.h"
-#include "jpeg/jpeg.h"
-#include "pool/source.h"
+#include "codecs/inflate.h"
+#include "jpeg/decoder.h"
+#include "sample/sample.h"
 
 using namespace fastload;
 
@@ -45,7 +44,7 @@ void append_chunk(std::vector<std::uint8_t>& file, const char* name, const std::
   put_32(&file[at], static_cast<std::uint32_t>(data.size()));
   std::memcpy(&file[at + 4], name, 4);
   std::copy(data.begin(), data.end(), file.begin() + static_cast<std::ptrdiff_t>(at) + 8);
-  put_32(&file[at + 8 + data.size()], libdeflate_crc32(0, &file[at + 4], data.size() + 4));
+  put_32(&file[at + 8 + data.size()], crc_32(&file[at + 4], data.size() + 4));
 }
 
 Status decode_crop(const Input& input, const PixelBox& crop, std::vector<std::uint8_t>& pixels) {
@@ -89,6 +88,33 @@ void run(const std::uint8_t* data, std::size_t size, const std::uint8_t* control
   }
 }
 
+// A zlib stream of one block that is not compressed.
+std::vector<std::uint8_t> stored(const std::vector<std::uint8_t>& rows) {
+  const std::size_t size = rows.size();
+  std::vector<std::uint8_t> stream = {0x78, 0x01, 1};
+  for (const std::size_t value : {size, ~size}) {
+    for (int i = 0; i < 2; ++i) stream.push_back(static_cast<std::uint8_t>(value >> 8 * i));
+  }
+  std::uint32_t a = 1, b = 0;
+  for (const std::uint8_t byte : rows) {
+    stream.push_back(byte);
+    a = (a + byte) % 65521;
+    b = (b + a) % 65521;
+  }
+  stream.resize(stream.size() + 4);
+  put_32(&stream[stream.size() - 4], b << 16 | a);
+  return stream;
+}
+
+// The bytes as a zlib stream, of which not everything may fit.
+void run_stream(std::vector<std::uint8_t> stream, std::uint8_t most) {
+  stream.insert(stream.begin(), {0x78, 0x01});
+  const std::size_t size = std::size_t{most} * most;
+  std::vector<std::uint8_t> made(size + kInflatePadding);
+  std::size_t count = 0;
+  demand(!inflate(stream.data(), stream.size(), made.data(), size, count) || count <= size, "as much as fits is made");
+}
+
 // A file whose rows, with their filters, are these bytes over and over.
 void run_rows(const std::uint8_t* data, std::size_t size, const std::uint8_t* control) {
   constexpr std::uint8_t colors[] = {0, 0, 0, 0, 2, 4, 6}, bits[] = {1, 2, 4, 8, 8, 8, 8};
@@ -110,16 +136,14 @@ void run_rows(const std::uint8_t* data, std::size_t size, const std::uint8_t* co
       rows[begin] %= 5;
     }
   }
-  std::vector<std::uint8_t> file(std::begin(kSignature), std::end(kSignature)), header(13), encoded(rows.size() + 1000);
+  std::vector<std::uint8_t> file(std::begin(kSignature), std::end(kSignature)), header(13);
   put_32(&header[0], width);
   put_32(&header[4], height);
   header[8] = bits[kind];
   header[9] = colors[kind];
   header[12] = interlaced;
-  static libdeflate_compressor* const compressor = libdeflate_alloc_compressor(1);
-  encoded.resize(libdeflate_zlib_compress(compressor, rows.data(), rows.size(), encoded.data(), encoded.size()));
   append_chunk(file, "IHDR", header);
-  append_chunk(file, "IDAT", encoded);
+  append_chunk(file, "IDAT", stored(rows));
   append_chunk(file, "IEND", {});
   std::vector<std::uint8_t> pixels;
   demand(decode_crop({"", file.data(), file.size()}, {0, 0, static_cast<int>(height), static_cast<int>(width)},
@@ -138,7 +162,7 @@ void mend(std::uint8_t* data, std::size_t size) {
   for (std::size_t at = sizeof kSignature; at + 12 <= size;) {
     const std::size_t length = std::size_t{data[at]} << 24 | data[at + 1] << 16 | data[at + 2] << 8 | data[at + 3];
     if (length > size - at - 12) return;
-    put_32(data + at + 8 + length, libdeflate_crc32(0, data + at + 4, length + 4));
+    put_32(data + at + 8 + length, crc_32(data + at + 4, length + 4));
     at += 12 + length;
   }
 }
@@ -163,5 +187,6 @@ extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size
   const std::vector<std::uint8_t> file(data, control);  // so that reads behind its end are seen
   run(file.data(), file.size(), control);
   run_rows(file.data(), file.size(), control);
+  run_stream(file, control[4]);
   return 0;
 }

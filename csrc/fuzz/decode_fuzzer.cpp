@@ -14,9 +14,10 @@
 #include <utility>
 #include <vector>
 
-#include "jpeg/jpeg_index.h"
-#include "pool/decode_sample.h"
-#include "pool/source.h"
+#include "base/simd_level.h"
+#include "gpu/staging.h"
+#include "index/jpeg_index.h"
+#include "sample/sample.h"
 
 using namespace fastload;
 

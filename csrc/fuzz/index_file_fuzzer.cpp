@@ -10,7 +10,7 @@
 #include <string>
 #include <vector>
 
-#include "jpeg/index_file.h"
+#include "index/index_file.h"
 
 using namespace fastload;
 
@@ -37,9 +37,9 @@ void put(Bytes& bytes, std::size_t at, std::uint64_t value) { std::memcpy(&bytes
 
 FileKey key(int number) { return {1000, static_cast<std::uint64_t>(number) * 0x9E3779B97F4A7C15}; }
 
-const IndexSecrets& secrets() {
-  static const std::uint8_t bytes[IndexSecrets::kBytes] = {1, 2, 3};
-  static const IndexSecrets made = IndexSecrets::of(bytes);
+const HashKey& secrets() {
+  static const std::uint8_t bytes[HashKey::kBytes] = {1, 2, 3};
+  static const HashKey made = HashKey::of(bytes);
   return made;
 }
 

@@ -3,10 +3,10 @@
 #include <cstring>
 #include <string>
 
-#include "image/blur.h"
-#include "image/color.h"
-#include "image/gaussian.h"
-#include "jpeg/file.h"
+#include "base/buffer.h"
+#include "image/color/color.h"
+#include "image/filters/blur.h"
+#include "image/filters/gaussian.h"
 
 namespace fastload {
 namespace {

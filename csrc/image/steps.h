@@ -4,8 +4,8 @@
 #include <array>
 #include <vector>
 
-#include "image/image.h"
-#include "image/transform.h"
+#include "base/image.h"
+#include "image/transform/transform.h"
 #include "resample/resample.h"
 
 namespace fastload {

@@ -6,7 +6,6 @@
 namespace fastload {
 namespace {
 
-constexpr std::uint32_t kMaxSide = 65500;     // libjpeg's JPEG_MAX_DIMENSION
 constexpr std::uint16_t kMaxFactor = 0x7FFF;  // larger ones are negative in libjpeg
 
 std::uint32_t big_endian_16(const std::uint8_t* p) { return static_cast<std::uint32_t>(p[0] << 8 | p[1]); }
@@ -123,7 +122,7 @@ bool read_scan(Segment segment, const Definitions& found, const JpegHeader& head
 }  // namespace
 
 bool read_baseline(ByteSource& source, const JpegHeader& header, HuffmanTables& tables, BaselineHeader& baseline) {
-  if (!header.tables_complete || header.width > kMaxSide || header.height > kMaxSide) return false;
+  if (!header.tables_complete) return false;
   Definitions found;
   for (std::size_t at = 2;;) {
     const Span start = source.at(at, 4);

@@ -4,10 +4,10 @@
 #include <array>
 #include <cstdint>
 
-#include "jpeg/file.h"
-#include "jpeg/huffman.h"
-#include "jpeg/jpeg_header.h"
-#include "jpeg/scan.h"
+#include "base/source.h"
+#include "jpeg/entropy/huffman.h"
+#include "jpeg/entropy/scan.h"
+#include "jpeg/header.h"
 
 namespace fastload {
 

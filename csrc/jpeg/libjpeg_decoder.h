@@ -4,7 +4,7 @@
 #include <cstdint>
 #include <memory>
 
-#include "jpeg/jpeg.h"
+#include "jpeg/decoder.h"
 
 namespace fastload {
 

@@ -4,9 +4,9 @@
 #include <cstdint>
 #include <memory>
 
+#include "index/jpeg_index.h"
 #include "jpeg/baseline.h"
-#include "jpeg/jpeg.h"
-#include "jpeg/jpeg_index.h"
+#include "jpeg/decoder.h"
 
 namespace fastload {
 
@@ -34,5 +34,9 @@ class RegionDecoder {
   struct State;
   std::unique_ptr<State> state_;
 };
+
+// Reads a file and finds all its points; there are none if it is small, or not one that the core's own decoder takes.
+// Throws std::bad_alloc.
+Status points_of(const char* path, const HashKey& secrets, FileKey& key, Points& points);
 
 }  // namespace fastload

@@ -2,7 +2,7 @@
 
 #include <algorithm>
 
-#include "resample/resample.h"
+#include "base/simd_level.h"
 
 namespace fastload {
 namespace {

@@ -5,9 +5,9 @@
 #include <cstddef>
 #include <cstdint>
 
+#include "base/buffer.h"
 #include "jpeg/baseline.h"
-#include "jpeg/pixel_kernels.h"
-#include "resample/resample_kernels.h"
+#include "jpeg/pixels/kernels.h"
 
 namespace fastload {
 

@@ -4,7 +4,8 @@
 #include <algorithm>
 #include <cstring>
 
-#include "resample/resample_kernels.h"
+#include "base/simd_level.h"
+#include "resample/kernels.h"
 
 namespace fastload {
 namespace {
@@ -59,6 +60,19 @@ std::ptrdiff_t padded(std::ptrdiff_t bytes) {
 
 std::string describe(const char* rule, int a, int b) {
   return std::string(rule) + ", got " + std::to_string(a) + " x " + std::to_string(b);
+}
+
+// Those of the level in use.
+const Kernels& kernels_in_use() {
+  switch (simd_level()) {
+#if defined(__x86_64__)
+    case SimdLevel::avx2: return kAvx2Kernels;
+    case SimdLevel::avx512: return kAvx512Kernels;
+#elif defined(__aarch64__)
+    case SimdLevel::neon: return kNeonKernels;
+#endif
+    default: return kPortableKernels;
+  }
 }
 
 }  // namespace
@@ -162,7 +176,7 @@ void Resampler::State::prepare_axes() {
   };
   x_pass = pass_for(job.width, job.box_left, job.box_right, job.out_width);
   y_pass = pass_for(job.height, job.box_top, job.box_bottom, job.out_height);
-  kernels = &kernels_for(simd_level());
+  kernels = &kernels_in_use();
 
   if (x_pass == Pass::convolve) {
     make_axis(job.filter, job.width, job.box_left, job.box_right, job.out_width, window.left, window.width, x_axis);

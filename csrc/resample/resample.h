@@ -16,6 +16,8 @@
 #include <string>
 #include <vector>
 
+#include "base/image.h"
+
 namespace fastload {
 
 enum class Filter { nearest, box, bilinear, hamming, bicubic, lanczos, torch_bilinear, torch_bicubic, torch_lanczos };
@@ -30,14 +32,6 @@ enum class PassOrder { horizontal_first, vertical_first };
 enum class PassRule { horizontal_first, tall_vertical_first, sliver_vertical_first };
 
 PassOrder pass_order(PassRule rule, int width, int height, int out_width, int out_height);
-
-// A rectangle of whole pixels.
-struct PixelBox {
-  int top = 0;
-  int left = 0;
-  int height = 0;
-  int width = 0;
-};
 
 // What to compute. "Source" is the image on which Image.resize would be called. For a resized crop that is only the
 // crop, since pixels outside it must not be read. Coordinates are relative to its top left corner.
@@ -120,15 +114,5 @@ class Resampler {
   struct State;
   std::unique_ptr<State> state_;
 };
-
-// Run-time dispatch, chosen once by the CPU's features (avx512: Ice Lake's set with VBMI and VNNI). All levels give the
-// same bits.
-enum class SimdLevel { portable, avx2, avx512, neon };
-
-const char* name_of(SimdLevel level);
-SimdLevel best_simd_level();  // of this CPU and this build
-SimdLevel simd_level();       // in use
-// For tests and benchmarks. False, and no change, if this CPU or build lacks the level. Affects jobs prepared later.
-bool set_simd_level(SimdLevel level);
 
 }  // namespace fastload

@@ -4,9 +4,15 @@
 #include <cmath>
 #include <vector>
 
-#include "rng/geometry_builder.h"
+#include "rng/draw_plan.h"
 
 namespace fastload {
+
+struct Size {
+  int height;
+  int width;
+  bool operator==(const Size& other) const { return height == other.height && width == other.width; }
+};
 
 // Python's int(round(x)): ties to even, as nearbyint rounds in the default mode.
 inline int round_half_even(double x) { return static_cast<int>(std::nearbyint(x)); }

@@ -2,29 +2,203 @@
 
 #include <algorithm>
 #include <cmath>
+#include <cstdint>
 #include <utility>
 
+#include "image/filters/blur.h"
+#include "image/filters/gaussian.h"
 #include "rng/draw_crop.h"
 #include "rng/draw_python.h"
-#include "rng/geometry_builder.h"
 
 namespace fastload {
-
-bool DrawPlan::add(const DrawOp& op, std::string& error) {
-  error = erases_ ? "nothing can follow an erasing" : fault(op);
-  if (!error.empty()) return false;
-  erases_ = op.kind == DrawOp::Kind::random_erasing || op.kind == DrawOp::Kind::python_erasing;
-  draws_others_ = draws_others_ || draws_from_others(op);
-  views_.back().push_back(op);
-  return true;
-}
-
-void DrawPlan::begin_view() {
-  views_.emplace_back();
-  erases_ = false;
-}
-
 namespace {
+
+bool is_pair(const double (&pair)[2], double least) {
+  return least <= pair[0] && pair[0] <= pair[1] && std::isfinite(pair[1]);
+}
+
+// fault() of a rotation or an affine transform.
+std::string affine_fault(const DrawOp& op) {
+  using Kind = DrawOp::Kind;
+  const bool affine = op.kind == Kind::random_affine_v1 || op.kind == Kind::random_affine_v2;
+  if (!affine && op.kind != Kind::random_rotation) return "";
+  const auto small = [](double value) { return std::fabs(value) <= 1e9; };  // false for NaN
+  for (const DrawOp::Jitter& range : op.jitters) {
+    if (range.on && !(range.low <= range.high && small(range.low) && small(range.high))) {
+      return "degrees, scale and shear must be (min, max) pairs";
+    }
+  }
+  if (!op.jitters[0].on) return "degrees must be a (min, max) pair";
+  if (affine && op.jitters[1].on && !(op.jitters[1].low >= 1e-9)) return "scale must be greater than 0";
+  if (op.center && !(small((*op.center)[0]) && small((*op.center)[1]))) return "center must be two numbers";
+  if (!op.translate) return "";
+  const auto [x, y] = *op.translate;
+  return x >= 0 && x <= 1 && y >= 0 && y <= 1 ? "" : "translate must be two numbers from 0 to 1";
+}
+
+// Why an op's arguments are invalid; empty if they are not.
+std::string fault(const DrawOp& op) {
+  using Kind = DrawOp::Kind;
+  const bool crops = op.kind == Kind::random_crop_v1 || op.kind == Kind::random_crop_v2 || op.kind == Kind::center_crop;
+  const bool draws_size = op.kind == Kind::random_resized_crop || op.kind == Kind::random_erasing;
+  const bool chances = op.kind == Kind::horizontal_flip || op.kind == Kind::vertical_flip ||
+                       op.kind == Kind::random_erasing || op.kind == Kind::chance;
+  if (chances && !(op.p >= 0.0 && op.p <= 1.0)) return "p must be within [0, 1], got " + std::to_string(op.p);
+  if (crops || op.kind == Kind::random_resized_crop || op.kind == Kind::resize || op.kind == Kind::resize_shorter) {
+    if (op.height < 1 || (op.kind != Kind::resize_shorter && op.width < 1)) {
+      return "sizes must be > 0, got " + std::to_string(op.height) + " x " + std::to_string(op.width);
+    }
+  }
+  if (op.kind == Kind::resize_shorter && op.max_size != 0 && op.max_size <= op.height) {
+    return "max_size must be greater than the size, got " + std::to_string(op.max_size);
+  }
+  if (draws_size &&
+      !(is_pair(op.scale, 0) && is_pair(op.ratio, 0) && op.ratio[0] > 0 && op.log_ratio[0] <= op.log_ratio[1])) {
+    return "scale and ratio must be positive (min, max) pairs";
+  }
+  const std::size_t branches = op.branches.size();
+  if (op.kind == Kind::choose && branches == 0) return "there is nothing to choose from";
+  if (op.kind == Kind::chance && (branches < 1 || branches > 2)) return "a chance has one or two branches";
+  if (op.kind == Kind::auto_augment_v1 && (branches == 0 || branches % 4 != 0 || op.chances.size() != branches / 2)) {
+    return "a policy has four branches and two chances";
+  }
+  if (op.kind == Kind::color_jitter || op.kind == Kind::torch_color_jitter) {
+    for (const DrawOp::Jitter& jitter : op.jitters) {
+      if (jitter.on && !(jitter.low <= jitter.high && std::isfinite(jitter.low) && std::isfinite(jitter.high))) {
+        return "a jitter must be a (min, max) pair";
+      }
+    }
+    const DrawOp::Jitter& hue = op.jitters[3];
+    if (hue.on && op.kind == Kind::torch_color_jitter) return "hue is not known on tensors";
+    if (hue.on && (hue.low < -0.5 || hue.high > 0.5)) return "hue must be within [-0.5, 0.5]";
+  }
+  if (std::string reason = affine_fault(op); !reason.empty()) return reason;
+  if (std::string reason = fault_of_python(op); !reason.empty()) return reason;
+  if (op.kind == Kind::random_perspective && !(op.step.value >= 0 && op.step.value <= 1)) {
+    return "a perspective's distortion must be from 0 to 1";
+  }
+  if (op.kind == Kind::random_gaussian) {
+    const auto odd = [](int taps) { return taps % 2 == 1 && taps >= 1 && taps <= kMostTaps; };
+    const DrawOp::Jitter& sigma = op.jitters[0];
+    if (!odd(op.height) || !odd(op.width)) return "a kernel's sides must be odd, and at most 999";
+    if (!(sigma.on && sigma.low >= 1e-9 && sigma.low <= sigma.high && sigma.high <= 1e9)) {
+      return "sigma must be a (min, max) pair of positive numbers";
+    }
+  }
+  if (op.kind == Kind::shuffle && branches > 1000) return "there are too many transforms to shuffle";
+  if (op.kind == Kind::choose_weighted) {
+    const auto valid = [](double weight) { return weight >= 0 && weight <= 1; };
+    if (branches == 0 || op.chances.size() != branches || !std::all_of(op.chances.begin(), op.chances.end(), valid) ||
+        static_cast<float>(*std::max_element(op.chances.begin(), op.chances.end())) == 0) {
+      return "a weighted choice needs a weight from 0 to 1 for each transform, and one above 0";
+    }
+  }
+  if (op.kind == Kind::step && op.step.kind == Step::Kind::pad) {
+    const PixelBox& margins = op.step.box;
+    if (margins.top < 0 || margins.left < 0 || margins.height < 0 || margins.width < 0) return "margins must be >= 0";
+  }
+  if (op.kind == Kind::step && op.step.kind == Step::Kind::gaussian_blur) {
+    for (const float radius : op.step.radii) {
+      if (!(radius >= 0 && radius <= kMostBlurRadius)) return "a radius must be from 0 to 100000";
+    }
+  }
+  for (const std::vector<DrawOp>& branch : op.branches) {
+    for (const DrawOp& inner : branch) {
+      if (inner.kind == Kind::random_erasing || inner.kind == Kind::python_erasing) return "an erasing must come last";
+      if (std::string reason = fault(inner); !reason.empty()) return reason;
+    }
+  }
+  return "";
+}
+
+// What to make of an image by the ops so far. Crops, one resize and flips become part of the region decode; what cannot
+// becomes a step. A flip mirrors every later crop.
+struct GeometryBuilder {
+  Geometry& geometry;
+  Size size;  // of the image after the ops so far
+  bool resized = false;
+
+  bool decoded() const { return !geometry.steps.empty(); }
+
+  void crop(int top, int left, int height, int width) {
+    if (decoded()) {
+      if (Size{height, width} == size) return;
+      add(Step::Kind::crop).box = {top, left, height, width};
+    } else {
+      if (geometry.flip_vertical) top = size.height - top - height;
+      if (geometry.flip_horizontal) left = size.width - left - width;
+      PixelBox& box = resized ? geometry.window : geometry.crop;
+      box = {box.top + top, box.left + left, height, width};
+      if (!resized) set_target(height, width);
+    }
+    size = {height, width};
+  }
+
+  void resize(int height, int width, Filter filter) {
+    // Pillow's resize is not exactly symmetric, so flip-then-resize differs from resize-then-flip.
+    if (decoded() || resized || geometry.flip_horizontal || geometry.flip_vertical) {
+      Step& step = add(Step::Kind::resize);
+      step.box = {0, 0, height, width};
+      step.filter = filter;
+    } else {
+      set_target(height, width);
+      geometry.filter = filter;
+      resized = true;
+    }
+    size = {height, width};
+  }
+
+  void flip_horizontally() {
+    if (decoded()) {
+      add(Step::Kind::flip_horizontal);
+    } else {
+      geometry.flip_horizontal ^= true;
+    }
+  }
+
+  void flip_vertically() {
+    if (decoded()) {
+      add(Step::Kind::flip_vertical);
+    } else {
+      geometry.flip_vertical ^= true;
+    }
+  }
+
+  Step& add(Step::Kind kind) {
+    geometry.steps.emplace_back().kind = kind;
+    return geometry.steps.back();
+  }
+
+  // Returns false if the step does not fit the image.
+  bool append(Step step) {
+    PixelBox& box = step.box;
+    switch (step.kind) {
+      case Step::Kind::pad:  // its box holds the margins: top, left, bottom, right
+        if (std::int64_t{size.height} + box.top + box.height > kLargestSide ||
+            std::int64_t{size.width} + box.left + box.width > kLargestSide) {
+          return false;
+        }
+        size = {size.height + box.top + box.height, size.width + box.left + box.width};
+        box.height = size.height;
+        box.width = size.width;
+        break;
+      case Step::Kind::rotate_90:
+      case Step::Kind::rotate_270: std::swap(size.height, size.width); break;
+      default: break;
+    }
+    geometry.steps.push_back(step);
+    return true;
+  }
+
+  void set_target(int height, int width) {
+    geometry.out_height = height;
+    geometry.out_width = width;
+    geometry.window = {0, 0, height, width};
+  }
+
+ private:
+  static constexpr std::int64_t kLargestSide = 1 << 20;
+};
 
 // torchvision's size for the shorter side; Python's int() truncates.
 Size shorter_side_to(const DrawOp& op, Size image) {
@@ -350,6 +524,20 @@ DrawStatus Run::apply(const DrawOp& op) {
 }
 
 }  // namespace
+
+bool DrawPlan::add(const DrawOp& op, std::string& error) {
+  error = erases_ ? "nothing can follow an erasing" : fault(op);
+  if (!error.empty()) return false;
+  erases_ = op.kind == DrawOp::Kind::random_erasing || op.kind == DrawOp::Kind::python_erasing;
+  draws_others_ = draws_others_ || draws_from_others(op);
+  views_.back().push_back(op);
+  return true;
+}
+
+void DrawPlan::begin_view() {
+  views_.emplace_back();
+  erases_ = false;
+}
 
 DrawStatus DrawPlan::run(Generator& generator, int width, int height, const std::vector<Answer>& known,
                          Geometry& geometry, Question& unresolved, std::size_t view) const {

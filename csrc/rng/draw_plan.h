@@ -123,9 +123,6 @@ struct DrawOp {
   Level level;
 };
 
-// Why an op's arguments are invalid; empty if they are not.
-std::string fault(const DrawOp& op);
-
 // What to make of one image: crop it to `crop`, resize to out_height x out_width (no resize if that is the crop's
 // size), keep `window`, flip, then apply `steps`.
 struct Geometry {

@@ -5,7 +5,7 @@
 #include <numeric>
 #include <utility>
 
-#include "image/blur.h"
+#include "image/filters/blur.h"
 
 namespace fastload {
 namespace {

@@ -8,8 +8,8 @@
 
 #include <jpeglib.h>
 
+#include "base/simd_level.h"
 #include "jpeg/baseline.h"
-#include "resample/resample.h"
 #include "tests/random_file.h"
 
 using namespace fastload;

@@ -1,7 +1,7 @@
 // Random resizes at every SIMD level that this machine has, compared with the portable kernels. A separate program, so
 // that it also runs under emulation: for NEON (the first two lines are one command),
 //   aarch64-linux-gnu-g++ -std=c++17 -O2 -ffp-contract=off -static -Icsrc
-//     csrc/resample/*.cpp csrc/tests/levels.cpp -o levels
+//     csrc/base/simd_level.cpp csrc/resample/*.cpp csrc/tests/levels.cpp -o levels
 //   qemu-aarch64 ./levels 300
 #include <cstdio>
 #include <cstdlib>
@@ -10,6 +10,7 @@
 #include <string>
 #include <vector>
 
+#include "base/simd_level.h"
 #include "resample/resample.h"
 
 using namespace fastload;

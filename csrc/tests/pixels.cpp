@@ -1,8 +1,8 @@
 // Pixels of regions of random coefficients, many of them absurd: the same at every level of SIMD that this machine has,
 // and libjpeg-turbo's where its headers are. A separate program, so that it also runs under emulation: for NEON (the
 // first two lines are one command),
-//   aarch64-linux-gnu-g++ -std=c++17 -O2 -ffp-contract=off -static -Icsrc csrc/resample/*.cpp csrc/jpeg/huffman.cpp
-//     csrc/jpeg/pixel_*.cpp csrc/jpeg/region_pixels.cpp csrc/tests/pixels.cpp -o pixels
+//   aarch64-linux-gnu-g++ -std=c++17 -O2 -ffp-contract=off -static -Icsrc csrc/base/simd_level.cpp csrc/resample/*.cpp
+//     csrc/jpeg/entropy/huffman.cpp csrc/jpeg/pixels/*.cpp csrc/jpeg/region_pixels.cpp csrc/tests/pixels.cpp -o pixels
 //   qemu-aarch64 ./pixels 300
 // JSIMD_FORCENONE=1 and JSIMD_FORCESSE2=1 in the environment choose libjpeg-turbo's instructions.
 #include <algorithm>
@@ -18,8 +18,8 @@
 #include <jpeglib.h>
 #endif
 
+#include "base/simd_level.h"
 #include "jpeg/region_pixels.h"
-#include "resample/resample.h"
 
 using namespace fastload;
 

@@ -15,13 +15,13 @@
 #include <sys/mman.h>
 #include <unistd.h>
 
+#include "base/simd_level.h"
+#include "index/index_file.h"
+#include "index/jpeg_index.h"
 #include "jpeg/baseline.h"
-#include "jpeg/index_file.h"
-#include "jpeg/jpeg.h"
-#include "jpeg/jpeg_index.h"
-#include "jpeg/scan_points.h"
-#include "pool/source.h"
-#include "resample/resample.h"
+#include "jpeg/decoder.h"
+#include "jpeg/entropy/scan_points.h"
+#include "sample/sample.h"
 #include "tests/random_file.h"
 
 using namespace fastload;
@@ -327,9 +327,9 @@ void put(Bytes& to, std::size_t at, std::uint64_t word) {
 
 // Index files with some words changed, even by one who knows the key: what is found is what was written, or nothing.
 void check_index_files(int count) {
-  Bytes key_bytes(IndexSecrets::kBytes);
+  Bytes key_bytes(HashKey::kBytes);
   for (std::uint8_t& byte : key_bytes) byte = static_cast<std::uint8_t>(between(0, 255));
-  const IndexSecrets secrets = IndexSecrets::of(key_bytes.data());
+  const HashKey secrets = HashKey::of(key_bytes.data());
   constexpr int kFiles = 5;
   Bytes whole(IndexFile::kHeaderBytes), lists[kFiles];
   std::vector<std::pair<std::uint64_t, std::uint64_t>> table;

@@ -16,7 +16,7 @@
 #include <unistd.h>
 
 #include "codecs/codecs.h"
-#include "pool/batch.h"
+#include "pool/pool.h"
 
 using namespace fastload;
 

@@ -6,6 +6,7 @@
 #include <string>
 #include <vector>
 
+#include "base/simd_level.h"
 #include "resample/resample.h"
 #include "rng/draw_plan.h"
 

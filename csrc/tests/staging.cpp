@@ -10,9 +10,10 @@
 #include <string>
 #include <vector>
 
-#include "jpeg/stage_image.h"
-#include "jpeg/unstuff.h"
-#include "pool/source.h"
+#include "base/simd_level.h"
+#include "gpu/stage_image.h"
+#include "jpeg/entropy/unstuff.h"
+#include "sample/sample.h"
 #include "tests/random_file.h"
 
 using namespace fastload;
@@ -64,8 +65,8 @@ void check_unstuff(int number) {
   demand(out == expected, "unstuffed data differs", number);
 }
 
-const IndexSecrets& secrets() {
-  static const IndexSecrets all = IndexSecrets::random();
+const HashKey& secrets() {
+  static const HashKey all = HashKey::random();
   return all;
 }
 

@@ -13,10 +13,10 @@
 #include <memory>
 #include <random>
 
-#include "image/blur.h"
-#include "image/gaussian.h"
-#include "image/transform.h"
-#include "resample/resample.h"
+#include "base/simd_level.h"
+#include "image/filters/blur.h"
+#include "image/filters/gaussian.h"
+#include "image/transform/transform.h"
 
 using namespace fastload;
 

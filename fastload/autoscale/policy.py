@@ -70,6 +70,7 @@ class Sizing:
         too_few: Number of worker processes that made the consumer wait; 0 if none has.
         estimate: Worker count predicted when ``too_few`` was observed.
         former: The previous number of processes and its samples per second.
+        most: Largest number of processes and threads; ``None`` for this process's share of the cores.
     """
 
     processes: int | None = None
@@ -78,6 +79,12 @@ class Sizing:
     too_few: int = 0
     estimate: int = 0
     former: tuple[int, float] | None = None
+    most: int | None = None
+
+    @property
+    def cores(self) -> int:
+        """Largest number of processes and threads."""
+        return cores_for_loading() if self.most is None else self.most
 
 
 @dataclass(frozen=True, slots=True)
@@ -175,7 +182,7 @@ def choose_processes(loader: DataLoader[Any], epoch: Stats | None) -> bool:
     sizing: Sizing = workers.sizing
     used = None if epoch is None or sizing.processes is None else consumption(epoch, sizing.processes)
     if sizing.processes is None:
-        sizing.processes, sizing.why = _first(loader, run_trial(loader))
+        sizing.processes, sizing.why = _first(loader, run_trial(loader), sizing.cores)
     elif used is not None and (wanted := _again(sizing, sizing.processes, used)) not in (None, sizing.processes):
         sizing.former, sizing.processes = (sizing.processes, used.got), wanted
         sizing.why = f"the consumer takes {used.rate:,.0f} samples/s, and a sample costs {used.cost_s * 1e3:.3g} ms"
@@ -183,8 +190,7 @@ def choose_processes(loader: DataLoader[Any], epoch: Stats | None) -> bool:
     return epoch is None or used is not None
 
 
-def _first(loader: DataLoader[Any], trial: Trial | None) -> tuple[int, str]:
-    cores = cores_for_loading()
+def _first(loader: DataLoader[Any], trial: Trial | None, cores: int) -> tuple[int, str]:
     batches = length_of(loader)
     most = cores if batches is None else max(1, min(cores, batches))
     if trial is None:
@@ -199,7 +205,7 @@ def _first(loader: DataLoader[Any], trial: Trial | None) -> tuple[int, str]:
 
 def _again(sizing: Sizing, processes: int, used: Consumption) -> int | None:
     """A new number of processes; ``None`` or the same number to keep it."""
-    cores = cores_for_loading()
+    cores = sizing.cores
     wanted = workers_needed(used.rate, used.cost_s, cores)
     fewest, most = (workers_needed(used.rate, used.cost_s, cores, SPARE + slack) for slack in (-_SLACK, _SLACK))
     former, got = sizing.former or (processes, used.got)

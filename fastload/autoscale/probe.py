@@ -19,7 +19,7 @@ from torch.utils.data import DataLoader
 from torch.utils.data._utils import worker as torch_worker
 
 from fastload._batch import map_tensors
-from fastload.torch_workers.processes import forking_workers
+from fastload.torch_workers.processes import forking_workers, release_free_memory
 from fastload.torch_workers.view import view_of
 
 if TYPE_CHECKING:
@@ -72,6 +72,7 @@ def run_trial(loader: DataLoader[Any], seconds: float = TRIAL_S) -> Trial | None
     try:
         try:
             with forking_workers():
+                release_free_memory()
                 process.start()
         except Exception:  # noqa: BLE001 - pickling a dataset may raise anything
             return None

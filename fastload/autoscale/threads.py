@@ -22,9 +22,9 @@ from fastload.autoscale.policy import (
     STARVED,
     WINDOW_BATCHES,
     Sizing,
-    cores_for_loading,
     workers_needed,
 )
+from fastload.stats.pace import Hold, is_pause
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
 WINDOW_S: Final = 0.5
 _SHRINKAGE: Final = 0.7  # lower limit per window
-_GAP: Final = 0.5  # a gap of this share of a window between two batches is something else, such as a validation
+_GAP: Final = 0.5  # a pause of at least this share of a window makes it useless
 _HELD_FIRST: Final = 16  # windows before a number that was too few is tried again; doubled each time it fails
 _HELD_MAX: Final = 512
 _BESIDE: Final = 1.25  # device time beyond this share of a window includes other work, such as an earlier validation
@@ -77,13 +77,13 @@ class ThreadSizer:
         device: Callable[[], Totals] | None = None,
     ) -> None:
         self._sizing = sizing
-        self.cores = cores_for_loading() if cores is None else cores
+        self.cores = sizing.cores if cores is None else cores
         self._clock = clock
         self._device = device
         self._pool: Resizable | None = None
         self._too_few = 0
-        self._hold = 0
-        self._next_hold = _HELD_FIRST
+        self._hold = Hold(_HELD_FIRST, _HELD_MAX)
+        self._windows = 0
         self._shrank = False
         self._begun = self._last = self._gap = self._waited = 0.0
         self._batches = self._samples = 0
@@ -127,7 +127,8 @@ class ThreadSizer:
         elapsed = now - self._begun
         if elapsed < WINDOW_S or self._batches < WINDOW_BATCHES:
             return
-        if self._gap >= _GAP * elapsed:
+        usual_s = (elapsed - self._gap) / max(1, self._batches - 1)
+        if self._gap >= _GAP * elapsed and is_pause(self._gap, self._gap, usual_s):
             self.begin()  # restart at the next batch, because the device's clock has yet to count this gap
             return
         self._decide(elapsed)
@@ -155,8 +156,8 @@ class ThreadSizer:
         threads = pool.threads
         seconds, samples = pool.work_done()
         seconds, samples = seconds - self._work[0], samples - self._work[1]
-        self._hold = max(0, self._hold - 1)
-        if not self._hold:
+        self._windows += 1
+        if self._hold.allows(self._windows):
             self._too_few = 0
         starved, rate = self._waited / elapsed, self._samples / elapsed
         steps, total_s, idle_s = (
@@ -168,14 +169,13 @@ class ThreadSizer:
                 rate = self._samples / self._batches * steps / total_s
         if starved > STARVED:
             if threads < self.cores:
-                if self._shrank:
-                    self._next_hold = min(2 * self._next_hold, _HELD_MAX)
-                self._too_few, self._hold = threads, self._next_hold
+                self._too_few = threads
+                self._hold.fail(self._windows, again=self._shrank)
                 threads = min(self.cores, max(threads + 1, math.ceil(GROWTH * threads)))
         elif samples:
             needed = workers_needed(rate, seconds / samples, self.cores)
             if needed < FAR_LESS * self._too_few:
-                self._too_few = self._hold = 0
+                self._too_few = 0
             if needed < threads:
                 needed = max(needed, self._too_few + 1, int(_SHRINKAGE * threads))
             threads = needed

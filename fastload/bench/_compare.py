@@ -1,4 +1,4 @@
-"""Two loaders side by side: are their batches the same, and which is sooner?"""
+"""Two loaders side by side: are their batches the same, and which is faster?"""
 
 from __future__ import annotations
 
@@ -8,20 +8,19 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from fastload._compare import difference
 from fastload.measurement.record import Spread, interleave
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from torch.utils.data import DataLoader
+    from collections.abc import Callable, Iterable, Mapping
 
 
-def count_same(ours: DataLoader[Any], theirs: DataLoader[Any], seed: int = 0) -> int:
+def count_same(ours: Iterable[Any], theirs: Iterable[Any], seed: int = 0) -> int:
     """Load an epoch with both from the same seed; compare every batch bit for bit.
 
     Args:
-        ours: Its batches may be on any device and in any memory format.
-        theirs: The loader to agree with; both need workers, which draw from the seed by themselves.
+        ours: Loader whose batches may be on any device and in any memory format.
+        theirs: Loader to agree with; both need workers, which draw from the seed by themselves.
         seed: Torch's global seed at the start of each epoch.
 
     Returns:
@@ -35,21 +34,18 @@ def count_same(ours: DataLoader[Any], theirs: DataLoader[Any], seed: int = 0) ->
     torch.manual_seed(seed)
     their_batches = iter(theirs)
     count = 0
-    for count, (our_batch, their_batch) in enumerate(zip(our_batches, their_batches, strict=True), start=1):
-        for name, our, their in zip(("images", "labels"), our_batch, their_batch, strict=True):
-            our_bits, their_bits = our.cpu().contiguous(), their.cpu().contiguous()
-            if our_bits.dtype != their_bits.dtype or our_bits.shape != their_bits.shape:
-                raise ValueError(f"the {name} of batch {count - 1} must be {_kind(their)}, got {_kind(our)}")
-            if not torch.equal(our_bits.view(torch.uint8), their_bits.view(torch.uint8)):
-                raise ValueError(f"the {name} of batch {count - 1} must be the same bit for bit, but they differ")
+    for number, (our, their) in enumerate(zip(our_batches, their_batches, strict=True)):
+        if (found := difference(their, our)) is not None:
+            raise ValueError(f"batches must be the same bit for bit, but batch {number} differs: {found}")
+        count = number + 1
     return count
 
 
 def race(
-    loaders: dict[str, DataLoader[Any]],
+    loaders: Mapping[str, Iterable[Any]],
     images: int,
     repeats: int,
-    receive: dict[str, Callable[[Any], object]] | None = None,
+    receive: Mapping[str, Callable[[Any], object]] | None = None,
 ) -> dict[str, Spread]:
     """Images/s of whole epochs, the loaders in turn.
 
@@ -57,10 +53,10 @@ def race(
     while one of them runs, the workers of the others sleep.
 
     Args:
-        loaders: Name to loader.
+        loaders: Loaders by name.
         images: Images per epoch.
         repeats: Epochs per loader.
-        receive: What is done with each batch of a loader, by its name; nothing by default.
+        receive: Functions that take each batch of a loader, by its name; none by default.
     """
 
     def epoch(name: str) -> float:
@@ -77,7 +73,3 @@ def race(
     for contender in contenders.values():
         contender()
     return interleave(contenders, repeats)
-
-
-def _kind(tensor: torch.Tensor) -> str:
-    return f"{tensor.dtype} {tuple(tensor.shape)}"

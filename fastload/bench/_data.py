@@ -2,22 +2,25 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
-import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
+from PIL import Image
 from torch.utils.data import Sampler
 from torchvision import transforms
 from torchvision.datasets import ImageFolder
 from torchvision.datasets.folder import IMG_EXTENSIONS
 
+from fastload._arguments import UsageError
+from fastload._files import files_below
 from fastload._machine import shared_memory_bytes, usable_cpus
 from fastload.bench.photos import PhotoSet, write_photos
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Iterable, Iterator, Sequence
 
 MEAN = (0.485, 0.456, 0.406)
 STD = (0.229, 0.224, 0.225)
@@ -40,17 +43,45 @@ def training_transform() -> transforms.Compose:
 
 
 def check_data(folder: Path | None) -> None:
-    """Raise ``FileNotFoundError`` unless ``folder`` has folders of images, or is ``None``."""
+    """Check that a folder, if one is given, has folders of images.
+
+    Raises:
+        UsageError: It has none, or holds pipes or devices, or a link in it leads back: ``ImageFolder`` would follow
+            that for ever.
+    """
     if folder is None:
         return
     wanted = "--data must be a folder with one folder of images per class"
     classes = [entry for entry in folder.iterdir() if entry.is_dir()] if folder.is_dir() else []
     if not classes:
-        raise FileNotFoundError(f"{wanted}, got {folder}")
+        raise UsageError(f"{wanted}, got {folder}")
+    try:
+        images = [path for path in files_below(folder, strict=True) if path.lower().endswith(IMG_EXTENSIONS)]
+    except ValueError as error:
+        raise UsageError(str(error)) from error
+    with_images = {Path(path).relative_to(folder).parts[0] for path in images}
     for entry in classes:
-        files = (name for _, _, names in os.walk(entry, followlinks=True) for name in names)
-        if not any(name.lower().endswith(IMG_EXTENSIONS) for name in files):
-            raise FileNotFoundError(f"{wanted}, but {entry} holds none of {', '.join(IMG_EXTENSIONS)}")
+        if entry.name not in with_images:
+            raise UsageError(f"{wanted}, but {entry} holds none of {', '.join(IMG_EXTENSIONS)}")
+
+
+@contextlib.contextmanager
+def readable(dataset: ImageFolder, indices: Iterable[int]) -> Iterator[None]:
+    """Name the file where loading fails within because Pillow cannot read one of these images.
+
+    Raises:
+        UsageError: One of them cannot be read.
+    """
+    try:
+        yield
+    except Exception as failure:
+        for path in (dataset.samples[index][0] for index in indices):
+            try:
+                with Image.open(path) as image:
+                    image.convert("RGB")
+            except Exception as error:  # noqa: BLE001 - a broken file may raise anything
+                raise UsageError(f"--data must hold images that Pillow reads, but {path} is none: {error}") from failure
+        raise
 
 
 def open_images(folder: Path | None, quick: bool) -> tuple[ImageFolder, dict[str, Any]]:
@@ -72,21 +103,22 @@ def open_images(folder: Path | None, quick: bool) -> tuple[ImageFolder, dict[str
     return dataset, record
 
 
-class SharedMemoryError(RuntimeError):
-    """There is less shared memory than the batches on their way from the workers take."""
-
-
 def check_shared_memory(workers: int, batch_size: int) -> None:
-    """Raise :class:`SharedMemoryError` unless the workers' batches fit: a worker that runs out is killed.
+    """Check that workers' batches fit into shared memory.
+
+    A worker that runs out of it is killed.
 
     Args:
         workers: Worker processes, each with torch's default of two batches ahead.
         batch_size: Images of 3x224x224 float32 per batch.
+
+    Raises:
+        UsageError: They do not.
     """
     space = shared_memory_bytes()
     needed_bytes = (2 * workers + 1) * batch_size * 3 * 224 * 224 * 4
     if space is not None and space[1] < needed_bytes:
-        raise SharedMemoryError(
+        raise UsageError(
             f"{workers} workers with batches of {batch_size} need {needed_bytes / 1e9:.1f} GB in /dev/shm, "
             f"{space[1] / 1e9:.1f} GB are free; give the container more (docker run --shm-size) or use a smaller batch"
         )
@@ -96,7 +128,7 @@ def loader_size(quick: bool) -> tuple[int, int]:
     """Workers and batch size to compare loaders with on this machine.
 
     Raises:
-        SharedMemoryError: There is not even shared memory for these.
+        UsageError: There is not even shared memory for these.
     """
     workers, batch_size = min(usable_cpus(), 16), 8 if quick else 64
     check_shared_memory(workers, batch_size)
@@ -110,10 +142,17 @@ def pool_indices(dataset: ImageFolder) -> list[int]:
 
 
 def image_pool(dataset: ImageFolder) -> list[int]:
-    """As :func:`pool_indices`, and their files are read into the page cache."""
+    """As :func:`pool_indices`, and their files are read into the page cache.
+
+    Raises:
+        UsageError: A file cannot be read.
+    """
     pool = pool_indices(dataset)
-    for index in pool:
-        Path(dataset.samples[index][0]).read_bytes()
+    try:
+        for index in pool:
+            Path(dataset.samples[index][0]).read_bytes()
+    except OSError as error:
+        raise UsageError(f"--data must hold files that can be read: {error}") from error
     return pool
 
 

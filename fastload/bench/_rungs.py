@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import time
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -14,8 +14,7 @@ from torchvision.datasets.vision import StandardTransform
 
 from fastload import FastLoader
 from fastload.bench._data import ENDLESS, EndlessDraws
-from fastload.bench._steps import run_steps, whole_bursts
-from fastload.bench._trace import GpuActivity
+from fastload.bench._steps import run_steps, time_steps, whole_bursts
 from fastload.measurement.record import Spread
 
 if TYPE_CHECKING:
@@ -23,7 +22,8 @@ if TYPE_CHECKING:
 
     from torch import Tensor
 
-    from fastload.bench._steps import Batch, StepMarks
+    from fastload.bench._steps import Batch, StepTimes
+    from fastload.bench._trace import GpuActivity
     from fastload.measurement.clock import Clock
 
 PREFETCH_FACTOR = 2  # batches that every worker may have ready: torch's default, the same on every rung
@@ -36,15 +36,15 @@ class Rung:
     """One loop to measure; every rung keeps what the one below it has.
 
     Attributes:
-        number: 1 to 5 are torch alone, 6 to 8 FastLoader; 0 is the ceiling, whose data is on the GPU already.
-        name: What this rung changes.
-        workers: Worker processes.
-        channels_last: Memory format of weights and images.
+        number: Place on the ladder: 1 to 5 are torch alone, 6 to 8 FastLoader, 0 the ceiling, whose data is on the GPU.
+        name: Name of the change.
+        workers: Number of worker processes.
+        channels_last: Whether weights and images are in channels_last memory format.
         pinned: Whether batches pass through pinned memory.
         side_stream: Whether FastLoader copies one batch ahead on a stream of its own.
         slots: Whether its workers write batches straight into pinned memory.
-        native: Whether it decodes natively: then ``workers`` are threads.
-        loader_alone: Whether the rung says something without a GPU: then the loader runs without training.
+        native: Whether it decodes natively; then ``workers`` are threads.
+        loader_alone: Whether the rung is measured without a GPU, too, by the loader alone.
     """
 
     number: int
@@ -59,89 +59,35 @@ class Rung:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Length:
-    """How long a rung is measured.
-
-    Attributes:
-        steps: Training steps of a rung in one climb (see :func:`window_steps`).
-        repeats: Climbs: every rung is measured once in each, so that what comes and goes on a machine meets them all.
-    """
-
-    steps: int = 30
-    repeats: int = 5
-
-    def __post_init__(self) -> None:
-        for name, value in asdict(self).items():
-            if value < 1:
-                raise ValueError(f"{name} must be >= 1, got {value}")
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Turn:
     """One rung in one climb.
 
     Attributes:
-        images: How many were trained on.
-        steps: In how many steps.
-        seconds: In how long.
-        waited_s: Of that: the GPU had finished a step and the loop had no next batch yet.
-        copied_s: Of that: the GPU's compute stream was taken by the copy of a batch.
-        gpu: What the profiler recorded afterwards, if it did.
+        images: Number of images per step.
+        steps: Number of steps.
+        times: Time of all steps, and its parts.
+        gpu: The profiler's record of some steps afterwards, in the last climb on a GPU.
     """
 
     images: int
     steps: int
-    seconds: float
-    waited_s: float
-    copied_s: float
-    gpu: GpuActivity | None
+    times: StepTimes
+    gpu: GpuActivity | None = None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RungResult:
-    """What a rung measured.
-
-    Attributes:
-        rung: The rung.
-        images_per_s: One value per climb.
-        ms_per_step: One value per climb.
-        wait_share: Share of the time in which the GPU had finished a step and the loop had no next batch yet.
-        copy_share: Share of the time in which the GPU's compute stream was taken by the copy of a batch.
-        gpu: What the profiler recorded; ``None`` where nothing was trained.
-    """
-
-    rung: Rung
-    images_per_s: Spread
-    ms_per_step: Spread
-    wait_share: float | None
-    copy_share: float | None
-    gpu: GpuActivity | None
-
-    @classmethod
-    def of(cls, rung: Rung, turns: Sequence[Turn], *, trained: bool) -> RungResult:
-        """Summarize a rung's turns; without training there are no waits and no copies."""
-        total_s = sum(turn.seconds for turn in turns)
-        return cls(
-            rung=rung,
-            images_per_s=Spread.of([turn.images / turn.seconds for turn in turns]),
-            ms_per_step=Spread.of([1e3 * turn.seconds / turn.steps for turn in turns]),
-            wait_share=sum(turn.waited_s for turn in turns) / total_s if trained else None,
-            copy_share=sum(turn.copied_s for turn in turns) / total_s if trained else None,
-            gpu=next((turn.gpu for turn in reversed(turns) if turn.gpu is not None), None),
-        )
-
-    def record(self) -> dict[str, Any]:
-        """As it stands in the JSON file."""
-        gpu = self.gpu
-        return {
-            **asdict(self.rung),
-            "images_per_s": self.images_per_s.record(),
-            "ms_per_step": self.ms_per_step.record(),
-            "wait_share": self.wait_share,
-            "copy_share": self.copy_share,
-            "gpu_busy_share": None if gpu is None else gpu.busy_share,
-            "h2d_gb_per_s": None if gpu is None else gpu.copy_gb_per_s,
-        }
+def summary(rung: Rung, turns: Sequence[Turn], *, trained: bool) -> dict[str, Any]:
+    """A rung's JSON object; without training it has no waits and no copies."""
+    total_s = sum(turn.times.seconds for turn in turns)
+    gpu = next((turn.gpu for turn in reversed(turns) if turn.gpu is not None), None)
+    return {
+        **asdict(rung),
+        "images_per_s": Spread.of([turn.steps * turn.images / turn.times.seconds for turn in turns]).record(),
+        "ms_per_step": Spread.of([1e3 * turn.times.seconds / turn.steps for turn in turns]).record(),
+        "wait_share": sum(turn.times.waited_s for turn in turns) / total_s if trained else None,
+        "copy_share": sum(turn.times.copied_s for turn in turns) / total_s if trained else None,
+        "gpu_busy_share": None if gpu is None else gpu.busy_share,
+        "h2d_gb_per_s": None if gpu is None else gpu.copy_gb_per_s,
+    }
 
 
 def worker_counts(cores: int) -> tuple[int, int, int]:
@@ -160,40 +106,31 @@ def worker_counts(cores: int) -> tuple[int, int, int]:
 def rungs(cores: int) -> tuple[Rung, ...]:
     """The ladder on a machine with so many usable cores, the ceiling last."""
     few, more, most = worker_counts(cores)
-    return (
-        Rung(number=1, name="few workers", workers=few, loader_alone=True),
-        Rung(number=2, name="more workers", workers=more, loader_alone=True),
-        Rung(number=3, name="channels_last", workers=more, channels_last=True),
-        Rung(number=4, name="more workers again", workers=most, channels_last=True, loader_alone=True),
-        Rung(number=5, name="pinned memory", workers=most, channels_last=True, pinned=True),
-        Rung(number=6, name="side stream", workers=most, channels_last=True, pinned=True, side_stream=True),
-        Rung(
-            number=7, name="pinned slots", workers=most, channels_last=True, pinned=True, side_stream=True, slots=True
-        ),
-        Rung(
-            number=8,
-            name="native engine",
-            workers=most,
-            channels_last=True,
-            pinned=True,
-            side_stream=True,
-            slots=True,
-            native=True,
-            loader_alone=True,
-        ),
-        Rung(number=0, name="ceiling", workers=0, channels_last=True),
+    first = Rung(number=1, name="few workers", workers=few, loader_alone=True)
+    steps: tuple[dict[str, Any], ...] = (
+        {"name": "more workers", "workers": more, "loader_alone": True},
+        {"name": "channels_last", "channels_last": True, "loader_alone": False},
+        {"name": "more workers again", "workers": most, "loader_alone": True},
+        {"name": "pinned memory", "pinned": True, "loader_alone": False},
+        {"name": "side stream", "side_stream": True},
+        {"name": "pinned slots", "slots": True},
+        {"name": "native engine", "native": True, "loader_alone": True},
     )
+    climbed = [first]
+    for number, step in enumerate(steps, start=2):
+        climbed.append(replace(climbed[-1], number=number, **step))
+    return (*climbed, Rung(number=0, name="ceiling", workers=0, channels_last=True))
 
 
 class StepFeed:
     """The batches of one rung: a running loader, and how batches reach the device.
 
     Args:
-        rung: Which loader.
-        dataset: What it loads; unused by the ceiling.
+        rung: The rung.
+        dataset: Dataset of the loader; unused by the ceiling.
         pool: Indices to draw from.
         batch_size: Images per batch; there is no last batch.
-        device: Where they have to go; ``None`` leaves them where the loader puts them.
+        device: Device that batches are copied to; ``None`` leaves them where the loader puts them.
     """
 
     def __init__(
@@ -239,10 +176,12 @@ class StepFeed:
         return images.contiguous(memory_format=torch.channels_last) if self._rung.channels_last else images
 
     def settle(self) -> None:
-        """Take batches as quickly as they come, until they come as they will go on.
+        """Take the batches that are ready, and wait for slots.
 
-        Training would leave for long what the workers had time to prefetch, if they are nearly as quick as it is. Slots
-        are made while the first batches come.
+        The loader then runs in steady state.
+
+        Workers that are nearly as fast as training would otherwise live on their prefetched batches for a whole turn.
+        Slots are made while the first batches come.
         """
         on_gpu = self._device is not None and self._device.type == "cuda"
         loader = self._loader
@@ -252,11 +191,8 @@ class StepFeed:
             next(self.batches)
 
     def close(self) -> None:
-        """Stop the workers and block until they have ended.
-
-        The next rung then has the machine to itself.
-        """
-        ending: Any = self.batches if self._loader is None else self._loader  # with which its slots go
+        """Stop the workers and free the slots; blocks until that is done."""
+        ending: Any = self.batches if self._loader is None else self._loader
         shutdown = getattr(ending, "close", None) or ending._shutdown_workers  # torch's iterator has no other
         shutdown()
 
@@ -270,7 +206,7 @@ class StepFeed:
 
 
 def engine_of(rung: Rung, dataset: Any) -> dict[str, Any]:
-    """Arguments of FastLoader for what a rung has and has not."""
+    """Return the dataset and engine that a rung of FastLoader runs with."""
     if rung.native:
         return {"dataset": dataset, "engine": "native"}
     return {"dataset": in_workers(dataset)} if rung.slots else {"dataset": dataset, "engine": "torch"}
@@ -301,56 +237,43 @@ def in_workers(dataset: Any) -> Any:
     return part
 
 
-def window_steps(rung: Rung, length: Length) -> int:
-    """Steps of one turn: at least ``length.steps``, and a multiple of the workers.
-
-    A turn that held one burst of batches more or less than the next would say nothing.
-    """
-    return whole_bursts(length.steps, max(1, rung.workers))
-
-
 def measure(
     rung: Rung,
     feed: StepFeed,
     train: Callable[[Tensor, Tensor], object] | None,
     clock: Clock,
     batch_size: int,
-    length: Length,
-    trace: Callable[[Callable[[], object], Callable[[int], object], int], GpuActivity] | None = None,
+    steps: int,
+    trace: Callable[[Callable[[], object], Callable[[], object]], GpuActivity] | None = None,
 ) -> Turn:
     """Measure one rung once, in steady state.
 
+    A turn is a multiple of the workers, which finish batches together: with one burst of batches more or less than the
+    next it would say nothing.
+
     Args:
-        rung: What is measured.
+        rung: The rung.
         feed: Its batches.
         train: The training step; ``None`` runs the loader alone.
-        clock: Marks the steps.
+        clock: Clock of the device.
         batch_size: Images per step.
-        length: How long.
+        steps: Least number of steps.
         trace: :func:`fastload.bench._trace.record_activity`, or ``None`` for no record.
     """
+    steps = whole_bursts(steps, max(1, rung.workers))
 
     def step(images: Tensor, labels: Tensor) -> None:
         if train is not None:
             train(feed.lay_out(images), labels)
 
-    def advance(count: int) -> list[StepMarks]:
-        return run_steps(feed.batches, feed.move, step, clock, count)
-
-    def warm_up() -> StepMarks:
+    def warm_up() -> None:
         feed.settle()
-        return advance(WARM_STEPS)[-1]
+        run_steps(feed.batches, step, clock, WARM_STEPS, move=feed.move)
 
-    steps = window_steps(rung, length)
-    before = warm_up()
-    marks = advance(steps)
-    clock.finish()
-    ends = [before.ended, *(mark.ended for mark in marks)]
-    return Turn(
-        images=steps * batch_size,
-        steps=steps,
-        seconds=clock.between_s(ends[0], ends[-1]),
-        waited_s=sum(clock.between_s(end, mark.arrived) for end, mark in zip(ends, marks, strict=False)),
-        copied_s=sum(clock.between_s(mark.arrived, mark.copied) for mark in marks),
-        gpu=None if trace is None else trace(warm_up, advance, steps),
-    )
+    def advance() -> None:
+        run_steps(feed.batches, step, clock, steps, move=feed.move)
+
+    feed.settle()
+    times = time_steps(feed.batches, step, clock, steps, warm=WARM_STEPS, move=feed.move)
+    gpu = None if trace is None else trace(warm_up, advance)
+    return Turn(images=batch_size, steps=steps, times=times, gpu=gpu)

@@ -1,4 +1,4 @@
-"""A training step, and a clock that uses GPU time where there is one."""
+"""A training step, and the times of some in a row."""
 
 from __future__ import annotations
 
@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from fastload.bench.arguments import TINY, VIT_S
+from fastload._arguments import UsageError
+from fastload.bench import TINY, VIT_S
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -41,11 +42,11 @@ class TrainingStep:
     """Run an image classifier's forward, backward and SGD in bf16 autocast, without waiting.
 
     Args:
-        model: A name that ``torchvision.models.get_model`` knows, or :data:`VIT_S`.
-        device: Where to train.
-        channels_last: Memory format of the weights.
-        classes: Labels are smaller than this.
-        wrap: Makes the module that is trained of the model, on the device: for training on several.
+        model: Name that ``torchvision.models.get_model`` knows, or :data:`VIT_S` or :data:`TINY`.
+        device: Device to train on.
+        channels_last: Whether the weights are in channels_last memory format.
+        classes: Number of classes; labels are smaller.
+        wrap: Function that wraps the model on its device, for training on several.
     """
 
     def __init__(
@@ -76,7 +77,7 @@ class TrainingStep:
         return loss
 
     def forget(self) -> None:
-        """Drop the gradients: between two stretches of training nothing but weights and momentum is held."""
+        """Drop the gradients; only weights and momentum stay in memory."""
         self._optimizer.zero_grad(set_to_none=True)
 
 
@@ -97,46 +98,80 @@ def make_model(model: str, classes: int) -> Any:
 
 
 def check_model(model: str) -> None:
-    """Raise ``ValueError`` unless ``model`` names one of torchvision's image classifiers."""
+    """Raise :class:`UsageError` unless ``model`` names one of torchvision's image classifiers."""
     from torchvision import models
 
     names = [*models.list_models(module=models), VIT_S, TINY]
     if model not in names:
         close = difflib.get_close_matches(model, names, 3) or ["resnet50"]
-        raise ValueError(f"--model must be one of torchvision's classifiers, got {model!r}; try {', '.join(close)}")
+        raise UsageError(f"--model must be one of torchvision's classifiers, got {model!r}; try {', '.join(close)}")
 
 
 @dataclass(frozen=True, slots=True)
-class StepMarks:
-    """Marks of one step: batch received, copied, and step ended."""
+class StepTimes:
+    """Times of some steps in a row.
 
-    arrived: Any
-    copied: Any
-    ended: Any
+    Attributes:
+        seconds: Time from the end of the step before them to the end of the last one.
+        waited_s: Part of it in which the device had finished a step and the next batch had not arrived.
+        copied_s: Part of it in which the device's compute stream copied a batch.
+    """
+
+    seconds: float
+    waited_s: float
+    copied_s: float
 
 
 def run_steps(
     batches: Iterator[Batch],
-    move: Callable[[Tensor, Tensor], Batch],
     step: Callable[[Tensor, Tensor], object],
     clock: Clock,
     count: int,
-) -> list[StepMarks]:
-    """Run ``count`` steps and mark them; waits for nothing but the batches.
+    *,
+    move: Callable[[Tensor, Tensor], Batch] | None = None,
+) -> list[tuple[Any, Any, Any]]:
+    """Run ``count`` steps; waits for nothing but the batches.
 
     Args:
-        batches: Where ``next()`` is called, once per step.
-        move: Brings a batch to the device, on the current stream.
-        step: Trains on it.
-        clock: Sets the marks.
+        batches: Iterator that ``next()`` is called on, once per step.
+        step: Function that trains on a batch.
+        clock: Clock that makes the marks.
         count: Steps to run.
+        move: Function that brings a batch to the device, on the current stream; ``None`` if it is there.
+
+    Returns:
+        The clock's marks of each step: the batch has arrived, it is on the device, the step has ended.
     """
     marks = []
     for _ in range(count):
-        images, labels = next(batches)
+        batch = next(batches)
         arrived = clock.mark()
-        images, labels = move(images, labels)
+        batch = batch if move is None else move(*batch)
         copied = clock.mark()
-        step(images, labels)
-        marks.append(StepMarks(arrived, copied, clock.mark()))
+        step(*batch)
+        marks.append((arrived, copied, clock.mark()))
     return marks
+
+
+def time_steps(
+    batches: Iterator[Batch],
+    step: Callable[[Tensor, Tensor], object],
+    clock: Clock,
+    count: int,
+    *,
+    warm: int,
+    move: Callable[[Tensor, Tensor], Batch] | None = None,
+) -> StepTimes:
+    """Time ``count`` steps after ``warm`` others, at least one; see :func:`run_steps`.
+
+    Blocks until all have ended.
+    """
+    before = run_steps(batches, step, clock, max(1, warm), move=move)[-1][-1]
+    marks = run_steps(batches, step, clock, count, move=move)
+    clock.finish()
+    ends = [before, *(end for _, _, end in marks)]
+    return StepTimes(
+        seconds=clock.between_s(ends[0], ends[-1]),
+        waited_s=sum(clock.between_s(end, arrived) for end, (arrived, _, _) in zip(ends, marks, strict=False)),
+        copied_s=sum(clock.between_s(arrived, copied) for arrived, copied, _ in marks),
+    )

@@ -12,12 +12,12 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch.profiler import ProfilerActivity, profile, schedule
 
-from fastload.profiling.intervals import covered
+from fastload.profiling.recording.intervals import covered
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
 
-    from fastload.profiling.intervals import Interval
+    from fastload.profiling.recording.intervals import Interval
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,7 +28,7 @@ class GpuActivity:
         busy_share: Share of the time in which at least one kernel ran, what ``nvidia-smi`` calls utilization. Copies do
             not count. ``None`` when the profiler recorded no kernel.
         copied_bytes: Bytes that went from host to device.
-        copy_s: Time in which at least one copy from host to device was under way.
+        copy_s: Seconds in which at least one copy from host to device was under way.
     """
 
     busy_share: float | None
@@ -41,25 +41,26 @@ class GpuActivity:
         return self.copied_bytes / self.copy_s / 1e9 if self.copy_s else None
 
 
-def record_activity(
-    warm_up: Callable[[], object],
-    advance: Callable[[int], object],
-    steps: int,
+def profiled(
+    advance: Callable[[], object],
+    warm_up: Callable[[], object] = lambda: None,
     *,
     synchronize: Callable[[], object] = torch.cuda.synchronize,
     activities: Sequence[ProfilerActivity] = (ProfilerActivity.CUDA,),
-) -> GpuActivity:
-    """Record ``steps`` steps with torch's profiler (CUPTI's activity records: the GPU's own timestamps).
+) -> tuple[list[dict[str, Any]], float]:
+    """Record work with torch's profiler (CUPTI's activity records: the GPU's own timestamps).
 
-    To start the profiler takes time in which loaders run ahead, so ``warm_up`` runs under it before the record begins.
-    The stretch lies between two synchronizations.
+    Starting the profiler takes time in which loaders run ahead, so ``warm_up`` runs under it before the record begins.
+    The record lies between two synchronizations.
 
     Args:
-        warm_up: Runs some training steps; should use up what the loader can hold.
-        advance: Runs that many training steps.
-        steps: How many to record.
-        synchronize: Waits for the device.
-        activities: What to record.
+        advance: Function that does the work.
+        warm_up: Function that uses up what a loader can hold.
+        synchronize: Function that waits for the device.
+        activities: Kinds of events to record.
+
+    Returns:
+        The events of a Chrome trace (in microseconds), and the seconds of the record.
     """
     with tempfile.TemporaryDirectory(prefix="fastload-") as folder:
         path = Path(folder) / "trace.json"
@@ -74,11 +75,10 @@ def record_activity(
             profiler.step()
             synchronize()
             start = time.perf_counter()
-            advance(steps)
+            advance()
             synchronize()
             elapsed_s = time.perf_counter() - start
-        events = json.loads(path.read_text())["traceEvents"]
-    return summarize(events, elapsed_s)
+        return json.loads(path.read_text())["traceEvents"], elapsed_s
 
 
 def summarize(events: Iterable[dict[str, Any]], elapsed_s: float) -> GpuActivity:

@@ -13,11 +13,15 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from fastload._factory import FactoryError, call_factory
+from fastload import FastLoader
+from fastload._arguments import UsageError, call_factory
 from fastload._machine import usable_cpus
-from fastload.measurement.console import console, refuse
-from fastload.measurement.record import Spread, environment, ratio, write_json
-from fastload.measurement.throughput import EmptyLoaderError, Rate, ceiling_rate, fed_rate
+from fastload.bench import TINY
+from fastload.measurement.console import console
+from fastload.measurement.record import Spread, environment, extent, ratio, save
+from fastload.measurement.throughput import Rate, endless, in_flight, loop_rate
+from fastload.options import resolve_device
+from fastload.torch_workers.twin import twin_of
 
 if TYPE_CHECKING:
     import argparse
@@ -25,12 +29,59 @@ if TYPE_CHECKING:
 
     from torch.utils.data import DataLoader
 
+    Step = Callable[[Any], object]
+
 FED_SHARE = 0.98  # of the ceiling: from here on a faster loader would gain nothing that can be told from noise
+_NO_END = 1 << 30
 
 
-def measure(
-    loader: DataLoader[Any], step: Callable[[Any], object], *, seconds: float, repeats: int, hold: int
-) -> dict[str, Any]:
+def fed_rate(loader: DataLoader[Any], step: Step, *, seconds: float) -> Rate:
+    """Measure a loop fed by ``loader``, once its prefetched batches are used up.
+
+    A plain loader's workers are shut down at the end. A FastLoader is measured by a copy; its own workers and iterators
+    are left alone.
+    """
+    warm = in_flight(loader)
+    if isinstance(loader, FastLoader):
+        with twin_of(loader) as twin:
+            device = resolve_device(loader.device)
+            return loop_rate(endless(twin), step, device, seconds=seconds, warm_steps=warm)
+    device = resolve_device("auto")
+    feed = endless(loader)
+    try:
+        return loop_rate(feed, step, device, seconds=seconds, warm_steps=warm)
+    finally:
+        feed.close()  # type: ignore[attr-defined]
+        iterator: Any = loader._iterator
+        if iterator is not None:
+            iterator._shutdown_workers()
+            loader._iterator = None
+
+
+def ceiling_rate(
+    loader: DataLoader[Any], step: Step, *, seconds: float, hold: int = 8, warm_steps: int = 3
+) -> Callable[[], Rate]:
+    """Return a function that measures the loop fed by :meth:`FastLoader.replay`, a perfect loader.
+
+    Args:
+        loader: Its first ``hold`` batches are taken now.
+        step: Trains on one batch.
+        seconds: How long each call measures.
+        hold: Batches to keep on the device.
+        warm_steps: Steps before each measurement.
+    """
+    if isinstance(loader, FastLoader):
+        replay = loader.replay(hold, steps=_NO_END).load()
+        device = resolve_device(loader.device)
+    else:
+        with FastLoader.wrap(loader, engine="torch") as wrapped:
+            replay = wrapped.replay(hold, steps=_NO_END).load()
+            device = resolve_device("auto")
+    feed = endless(replay)
+    return lambda: loop_rate(feed, step, device, seconds=seconds, warm_steps=warm_steps)
+
+
+def measure(loader: DataLoader[Any], step: Step, *, seconds: float, repeats: int, hold: int) -> dict[str, Any]:
     """Measure both loops in turn.
 
     Returns:
@@ -63,59 +114,49 @@ def verdict(record: dict[str, Any]) -> str:
     )
 
 
-def _built_in(arguments: argparse.Namespace) -> tuple[DataLoader[Any], Callable[[Any], object]]:
+def _built_in(args: argparse.Namespace) -> tuple[DataLoader[Any], Step]:
     from torchvision import transforms
 
-    from fastload import FastLoader
-    from fastload.bench._data import open_images
-    from fastload.bench._small import SmallStep
+    from fastload.bench._data import check_data, open_images
     from fastload.bench._steps import TrainingStep, check_model
 
-    check_model(arguments.model or "resnet50")
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    small = arguments.quick or device.type == "cpu"
-    dataset, _ = open_images(arguments.data, small)
+    small = args.quick or device.type == "cpu"
+    model = args.model or (TINY if small else "resnet50")
+    check_model(model)
+    check_data(args.data)
+    dataset, _ = open_images(args.data, small)
     if small:
         steps = [transforms.RandomResizedCrop(64), transforms.RandomHorizontalFlip(), transforms.ToTensor()]
         dataset.transform = transforms.Compose(steps)
     loader = FastLoader(
         dataset,
-        batch_size=arguments.batch_size or (16 if small else 256),
+        batch_size=args.batch_size or (16 if small else 256),
         shuffle=True,
-        num_workers=arguments.workers or max(1, usable_cpus() - usable_cpus() // 8),
+        num_workers=args.workers or max(1, usable_cpus() - usable_cpus() // 8),
         drop_last=True,
         persistent_workers=True,
         device=device,
     )
-    train: SmallStep | TrainingStep
-    if arguments.model or not small:
-        train = TrainingStep(arguments.model or "resnet50", device, channels_last=True)
-    else:
-        train = SmallStep(device, passes=2)
+    train = TrainingStep(model, device, channels_last=True)
     return loader, lambda batch: train(*batch)
 
 
-def main(arguments: argparse.Namespace) -> int:
+def main(args: argparse.Namespace) -> int:
     """Run ``fastload bench ceiling``."""
     from rich.table import Table
 
-    seconds = arguments.seconds if arguments.seconds is not None else (0.3 if arguments.quick else 5.0)
-    repeats = arguments.repeats if arguments.repeats is not None else (1 if arguments.quick else 3)
-    try:
-        _check(arguments)
-        loader, step = call_factory(arguments.factory, arguments.arg) if arguments.factory else _built_in(arguments)
-        if step is None:
-            raise FactoryError(
-                f"{arguments.factory} must return (loader, step): the ceiling is how fast step(batch) runs; it "
-                "returned a loader alone"
-            )
-    except (FactoryError, ValueError, FileNotFoundError) as error:
-        return refuse(error)
-    record = {"benchmark": "ceiling", "environment": environment(), "factory": arguments.factory}
-    try:
-        record |= measure(loader, step, seconds=seconds, repeats=repeats, hold=arguments.hold)
-    except EmptyLoaderError as error:
-        return refuse(error)
+    for name in ("batch_size", "workers"):
+        if args.factory and getattr(args, name) is not None:
+            raise UsageError(f"--{name.replace('_', '-')} goes without a factory: the factory's loader has its own")
+    loader, step = call_factory(args.factory, args.arg) if args.factory else _built_in(args)
+    if step is None:
+        raise UsageError(
+            f"{args.factory} must return (loader, step): the ceiling is how fast step(batch) runs; it returned a "
+            "loader alone"
+        )
+    record = {"benchmark": "ceiling", "environment": environment(), "factory": args.factory}
+    record |= measure(loader, step, seconds=args.seconds, repeats=args.repeats, hold=args.hold)
     table = Table(title="The same training loop")
     for column in ("fed by", "images/s", "spread", "of the ceiling"):
         table.add_column(column, justify="left" if column == "fed by" else "right")
@@ -123,15 +164,8 @@ def main(arguments: argparse.Namespace) -> int:
     for name, label in names.items():
         rates = record["images_per_s"][name]
         share = record["share"]["median"] if name == "loader" else 1.0
-        table.add_row(label, f"{rates['median']:,.0f}", f"{rates['min']:,.0f} to {rates['max']:,.0f}", f"{share:.1%}")
+        table.add_row(label, f"{rates['median']:,.0f}", extent(rates, ",.0f"), f"{share:.1%}")
     console().print(table)
     console().print(f"verdict: {verdict(record)}")
-    if arguments.json:
-        console().print(f"figures: {write_json(arguments.json, record)}")
+    save(args.json, record)
     return 0
-
-
-def _check(arguments: argparse.Namespace) -> None:
-    for name in ("batch_size", "workers"):
-        if arguments.factory and getattr(arguments, name) is not None:
-            raise ValueError(f"--{name.replace('_', '-')} goes without a factory: the factory's loader has its own")

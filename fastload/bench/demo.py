@@ -14,14 +14,13 @@ import torch
 from torch.utils.data import DataLoader
 
 from fastload import FastLoader
+from fastload._arguments import UsageError
 from fastload.bench import ladder
-from fastload.bench._chart import draw
+from fastload.bench._charts import draw_ladder, draw_race
 from fastload.bench._compare import count_same, race
-from fastload.bench._data import SharedMemoryError, check_data, image_pool, loader_size, open_images
-from fastload.bench._demo_chart import draw_race
-from fastload.bench._rungs import Length
-from fastload.measurement.console import console, refuse
-from fastload.measurement.record import environment, write_json
+from fastload.bench._data import check_data, image_pool, loader_size, open_images, readable
+from fastload.measurement.console import console
+from fastload.measurement.record import environment, save, write_json
 
 if TYPE_CHECKING:
     import argparse
@@ -47,6 +46,7 @@ def compare(data: Path | None, *, quick: bool, repeats: int) -> dict[str, Any]:
 
     Raises:
         ValueError: A batch differs.
+        UsageError: An image cannot be read.
     """
     dataset, data_record = open_images(data, quick)
     pool = image_pool(dataset)
@@ -61,7 +61,7 @@ def compare(data: Path | None, *, quick: bool, repeats: int) -> dict[str, Any]:
         "persistent_workers": True,
     }
     theirs = DataLoader(images, **arguments)
-    with FastLoader(images, **arguments) as ours:
+    with readable(dataset, pool), FastLoader(images, **arguments) as ours:
         screen = console()
         screen.print(f"{len(images)} photographs, batches of {batch_size}, {workers} workers: comparing ...")
         batches = count_same(ours, theirs)
@@ -74,7 +74,7 @@ def compare(data: Path | None, *, quick: bool, repeats: int) -> dict[str, Any]:
             photographs.contiguous(memory_format=torch.channels_last)
             labels.sum()
 
-        loaders = {"torch DataLoader": theirs, "FastLoader": ours}
+        loaders: dict[str, DataLoader[Any]] = {"torch DataLoader": theirs, "FastLoader": ours}
         speeds = race(loaders, len(images), repeats, {"torch DataLoader": to_gpu} if on_gpu else None)
     _show(speeds, "on the GPU" if on_gpu else "on the CPU")
     return {
@@ -96,24 +96,20 @@ def _show(speeds: dict[str, Spread], where: str) -> None:
     table.add_column("images/s", justify="right")
     table.add_column("±", justify="right")
     for name, spread in speeds.items():
-        table.add_row(name, f"{spread.median:,.0f}", f"{spread.relative / 2:.1%}")
+        table.add_row(name, f"{spread.median:,.0f}", spread.plus_minus)
     console().print()
     console().print(table)
 
 
 def main(args: argparse.Namespace) -> int:
     """Run ``fastload bench demo``."""
-    try:
-        check_data(args.data)
-        loader_size(args.quick)
-        if args.ladder and not torch.cuda.is_available():
-            raise ValueError("--ladder trains on a GPU, and torch finds no CUDA device here")
-    except (ValueError, FileNotFoundError, SharedMemoryError) as error:
-        return refuse(error)
+    check_data(args.data)
+    loader_size(args.quick)
+    if args.ladder and not torch.cuda.is_available():
+        raise UsageError("--ladder trains on a GPU, and torch finds no CUDA device here")
     screen = console()
     record = compare(args.data, quick=args.quick, repeats=args.repeats)
-    if args.json:
-        screen.print(f"figures: {write_json(args.json, record)}")
+    save(args.json, record)
     picture = OUTPUT / "demo.png"
     draw_race(record, picture)
     if args.ladder:
@@ -124,10 +120,8 @@ def main(args: argparse.Namespace) -> int:
 
 
 def _climb(args: argparse.Namespace) -> None:
-    length = Length(steps=2, repeats=2) if args.quick else Length(repeats=3)
-    climbed = ladder.show(
-        ladder.Ladder(data=args.data, batch_size=8 if args.quick else 256, length=length, quick=args.quick)
-    )
+    sizes: dict[str, Any] = {"batch_size": 8, "steps": 2, "repeats": 2} if args.quick else {"repeats": 3}
+    climbed = ladder.show(ladder.Ladder(data=args.data, quick=args.quick, **sizes))
     write_json(OUTPUT / "ladder.json", climbed)
-    draw(climbed, OUTPUT / "ladder.png")
+    draw_ladder(climbed, OUTPUT / "ladder.png")
     console().print(f"every figure: {OUTPUT / 'ladder.json'}; the chart: {OUTPUT / 'ladder.png'}")

@@ -22,8 +22,11 @@ from typing import TYPE_CHECKING
 import numpy as np
 from PIL import Image
 
+from fastload._arguments import UsageError
+from fastload._files import files_below, open_file
+from fastload._install import with_extra
 from fastload._machine import usable_cpus
-from fastload.measurement.console import console, refuse
+from fastload.measurement.console import console
 
 if TYPE_CHECKING:
     import argparse
@@ -204,7 +207,7 @@ def _photo(index: int) -> NDArray[np.uint8]:
     spec = importlib.util.find_spec("skimage")
     if spec is None or not spec.submodule_search_locations:
         raise ModuleNotFoundError(
-            "the photographs come from scikit-image, which is not installed; pip install 'fastload[bench]'",
+            f"the photographs come from scikit-image, which is not installed; {with_extra('bench')}",
             name="skimage",
         )
     path = Path(spec.submodule_search_locations[0]) / "data" / name
@@ -222,13 +225,14 @@ def _write_image(folder: Path, photo_set: PhotoSet, index: int) -> int:
 
 def _complete(path: Path, wanted: PhotoSet) -> PhotoFolder | None:
     try:
-        manifest = json.loads((path / MANIFEST).read_text())
+        with open_file(path / MANIFEST) as file:
+            manifest = json.load(file)
     except (FileNotFoundError, NotADirectoryError):
         return None
     total_bytes = manifest.pop("total_bytes", 0)
     if manifest != {"maker": _MAKER, **asdict(wanted)}:
         return None
-    on_disk = sum(entry.stat().st_size for folder in path.glob("class_*") for entry in os.scandir(folder))
+    on_disk = sum(os.stat(file).st_size for folder in path.glob("class_*") for file in files_below(folder))
     if on_disk != total_bytes:
         raise FileExistsError(
             f"{path} must hold {total_bytes} bytes of images according to its {MANIFEST}, but holds {on_disk}; "
@@ -239,7 +243,8 @@ def _complete(path: Path, wanted: PhotoSet) -> PhotoFolder | None:
 
 def _describe(path: Path) -> str:
     try:
-        manifest = json.loads((path / MANIFEST).read_text())
+        with open_file(path / MANIFEST) as file:
+            manifest = json.load(file)
     except FileNotFoundError:
         return f"no {MANIFEST}"
     return ", ".join(f"{name} {value}" for name, value in manifest.items())
@@ -247,14 +252,12 @@ def _describe(path: Path) -> str:
 
 def main(args: argparse.Namespace) -> int:
     """Run ``fastload bench photos``."""
+    classes = min(PhotoSet().classes, args.count) if args.classes is None else args.classes
+    sizes = {name: getattr(args, name) for name in ("count", "seed", "quality", "edge_px")}
     try:
-        classes = max(1, min(PhotoSet().classes, args.count)) if args.classes is None else args.classes
-        photo_set = PhotoSet(
-            count=args.count, classes=classes, seed=args.seed, quality=args.quality, edge_px=args.edge_px
-        )
-        folder = write_photos(args.dir, photo_set)
+        folder = write_photos(args.dir, PhotoSet(classes=classes, **sizes))
     except (ValueError, OSError) as error:
-        return refuse(error)
+        raise UsageError(str(error)) from error
     verb = "wrote" if folder.written else "kept"
     mean_kb = folder.total_bytes / folder.count / 1000
     console().print(f"{verb} {folder.count} photographs, {mean_kb:.0f} kB each, in {folder.path}")

@@ -5,13 +5,19 @@ from __future__ import annotations
 import argparse
 import importlib
 import importlib.util
+import operator
 import os
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final, TypeAlias
 
+from fastload._arguments import UsageError, settled
+from fastload._install import with_extra
 from fastload._version import __version__
+
+Needs: TypeAlias = Mapping[str, Callable[[argparse.Namespace], object]]
+"""Optional packages, and whether given arguments need them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,50 +25,50 @@ class Command:
     """One subcommand.
 
     Attributes:
-        module: Has ``add_arguments(parser)`` and ``main(args) -> int``; imported when chosen. ``"module:NAME"`` is an
-            object of the module that has them.
+        module: Module with ``add_arguments(parser)`` and ``main(args) -> int``, imported when chosen; or, as
+            ``"module:NAME"``, an object of a module that has them.
         help: One line.
         extra: The extra with its optional dependencies.
-        needs: The optional packages, and whether given arguments need them.
-        arguments: ``"module:function"`` that declares the arguments, where ``module`` imports torch.
+        needs: Optional packages of given arguments.
+        arguments: Functions that declare the arguments, where ``module`` imports torch.
     """
 
     module: str
     help: str
     extra: str | None = None
-    needs: Mapping[str, Callable[[argparse.Namespace], object]] = field(default_factory=dict)
-    arguments: str | None = None
+    needs: Needs = field(default_factory=dict)
+    arguments: Sequence[Callable[[argparse.ArgumentParser], object]] = ()
 
     def load(self) -> Any:
         """Import the module and return what has the function ``main``."""
-        return _import(self.module)
+        module, _, name = self.module.partition(":")
+        imported = importlib.import_module(module)
+        return getattr(imported, name) if name else imported
 
     def add_arguments(self, parser: argparse.ArgumentParser) -> None:
         """Declare the arguments."""
-        declare = self.load().add_arguments if self.arguments is None else _import(self.arguments)
-        declare(parser)
+        for declare in self.arguments or [self.load().add_arguments]:
+            declare(parser)
+
+    def parse(self, prog: str, argv: Sequence[str]) -> argparse.Namespace:
+        """Parse the arguments; exits where they are wrong."""
+        parser = argparse.ArgumentParser(prog=prog, description=self.help, allow_abbrev=False)
+        self.add_arguments(parser)
+        return settled(parser.parse_args(argv))
 
     def missing(self, args: argparse.Namespace) -> list[str]:
         """The packages that these arguments need and that are not installed."""
         return [name for name, wanted in self.needs.items() if wanted(args) and importlib.util.find_spec(name) is None]
 
 
-def _import(place: str) -> Any:
-    module, _, name = place.partition(":")
-    imported = importlib.import_module(module)
-    return getattr(imported, name) if name else imported
-
-
-def _always(args: argparse.Namespace) -> bool:
+def always(args: argparse.Namespace) -> bool:
+    """Whether a package is needed that is needed whatever the arguments."""
     return True
 
 
-def _with(option: str) -> Callable[[argparse.Namespace], object]:
-    return lambda args: getattr(args, option)
-
-
-def _without(option: str) -> Callable[[argparse.Namespace], object]:
-    return lambda args: not getattr(args, option)
+def not_given(option: str) -> Callable[[argparse.Namespace], object]:
+    """Say whether an option is not given."""
+    return lambda args: not getattr(args, option, None)
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,14 +76,16 @@ class Group:
     """Subcommands one level down.
 
     Attributes:
-        commands: By name.
+        module: Module with the table ``COMMANDS``, and in ``IN_CHECKOUT`` names that only ``python -m benchmarks`` has.
         help: One line.
-        in_checkout: Names of the commands that only ``python -m benchmarks`` has.
     """
 
-    commands: Table
+    module: str
     help: str
-    in_checkout: Sequence[str] = ()
+
+    def load(self) -> Any:
+        """Import the module."""
+        return importlib.import_module(self.module)
 
 
 Table: TypeAlias = dict[str, "Command | Group"]
@@ -86,40 +94,10 @@ _DISTRIBUTIONS: Final = {"skimage": "scikit-image"}
 """Packages whose distribution has another name."""
 
 
-def _bench(name: str, help: str, needs: Mapping[str, Callable[[argparse.Namespace], object]]) -> Command:
-    return Command(
-        f"fastload.bench.{name}", help, "bench", {"rich": _always, **needs}, f"fastload.bench.arguments:{name}"
-    )
-
-
-_PHOTOS: Final = {"skimage": _without("data")}
-
-BENCH: Final[Table] = {
-    "ceiling": _bench(
-        "ceiling",
-        "how fast training would be with a perfect loader",
-        {"skimage": lambda args: not (args.data or args.factory)},
-    ),
-    "decode": _bench("decode", "JPEG files to training crops on the CPU, beside torchvision and DALI", _PHOTOS),
-    "demo": _bench("demo", "FastLoader beside DataLoader on photographs", {**_PHOTOS, "matplotlib": _always}),
-    "ladder": _bench(
-        "ladder",
-        "the classic ladder of optimizations of a training run",
-        {**_PHOTOS, "matplotlib": _with("plot")},
-    ),
-    "photos": _bench("photos", "write a data set of real photographs", {"skimage": _always}),
-    "recipes": _bench("recipes", "20 well-known training recipes beside torch's DataLoader", _PHOTOS),
-    "slots": _bench("slots", "pinned shared slots beside pin_memory=True", {}),
-    "step": _bench("step", "what the device side costs a training step", _PHOTOS),
+_TABLES: Final[Needs] = {
+    "rich": not_given("json"),
+    "matplotlib": operator.attrgetter("png"),
 }
-
-IN_CHECKOUT: Final = (
-    *("all", "cpu", "energy", "figures", "firstbatch", "gpudecode", "insight", "loaders", "memory"),
-    *("multigpu", "onecore", "peers", "scaling", "sources", "state", "train", "tune", "verdicts"),
-)
-"""Benchmarks of ``python -m benchmarks``: they compare with peers, or measure the project itself."""
-
-_TABLES: Final = {"rich": _without("json"), "matplotlib": _with("png")}
 
 COMMANDS: Final[Table] = {
     "run": Command(
@@ -136,10 +114,8 @@ COMMANDS: Final[Table] = {
     "kernels": Command(
         "fastload.commands.kernels", "what bounds the kernels of one range, by Nsight Compute", "insight", _TABLES
     ),
-    "tune": Command(
-        "fastload.commands.tune", "how many workers keep a training step fed", "insight", {"rich": _always}
-    ),
-    "bench": Group(BENCH, "measure on this machine", IN_CHECKOUT),
+    "tune": Command("fastload.commands.tune", "how many workers keep a training step fed", "insight", {"rich": always}),
+    "bench": Group("fastload.commands.bench", "measure on this machine"),
     "doctor": Command("fastload.commands.doctor.doctor", "what this machine has and lacks"),
 }
 
@@ -179,21 +155,23 @@ def _dispatch(prog: str, table: Table, argv: list[str], description: str | None 
     name = parser.parse_args(argv[:1]).command
     entry = table[name]
     if isinstance(entry, Group):
-        if argv[1:2] and argv[1] in entry.in_checkout:
+        group = entry.load()
+        if argv[1:2] and argv[1] in group.IN_CHECKOUT:
             print(f"{prog} {name} {argv[1]} runs from a checkout: python -m benchmarks {argv[1]}", file=sys.stderr)
             return 2
-        return _dispatch(f"{prog} {name}", entry.commands, argv[1:])
+        return _dispatch(f"{prog} {name}", group.COMMANDS, argv[1:])
     return _run(f"{prog} {name}", entry, argv[1:])
 
 
 def _run(prog: str, command: Command, argv: list[str]) -> int:
     try:
-        parser = argparse.ArgumentParser(prog=prog, description=command.help, allow_abbrev=False)
-        command.add_arguments(parser)
-        args = parser.parse_args(argv)
+        args = command.parse(prog, argv)
         if missing := command.missing(args):
             return _lacks(prog, command, missing)
         code: int = command.load().main(args)
+    except UsageError as error:
+        print(f"{prog}: error: {error}", file=sys.stderr)
+        return 2
     except ModuleNotFoundError as error:
         missing = [error.name or ""]
         if command.extra is None or missing[0].partition(".")[0] in ("fastload", "benchmarks"):
@@ -204,5 +182,5 @@ def _run(prog: str, command: Command, argv: list[str]) -> int:
 
 def _lacks(prog: str, command: Command, missing: Sequence[str]) -> int:
     names = ", ".join(_DISTRIBUTIONS.get(name, name) for name in missing)
-    print(f"{prog} needs {names}: pip install 'fastload[{command.extra}]'", file=sys.stderr)
+    print(f"{prog} needs {names}; {with_extra(command.extra or '')}", file=sys.stderr)
     return 1

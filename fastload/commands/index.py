@@ -7,11 +7,11 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from fastload._argument_types import at_least, output_file
+from fastload._arguments import at_least, output_file
+from fastload._files import files_below
 
 if TYPE_CHECKING:
     import argparse
-    from collections.abc import Iterator
 
 _AT_ONCE = 1024
 _NAMED = 5
@@ -34,20 +34,22 @@ def main(args: argparse.Namespace) -> int:
 
     0 if all files were read, 1 if some could not be, 2 if nothing was written, 130 after Ctrl-C.
     """
-    from fastload.pipeline.index_file import NAME, IndexFileError, is_index, make_key
+    from fastload.jpeg_index.file import NAME, is_index
+    from fastload.jpeg_index.tagged_files import UserKeyError, make_key
 
     folder: Path = args.folder
     if not folder.is_dir():
         return _fail(f"DIR must be a folder, but {folder} {'is a file' if folder.exists() else 'does not exist'}")
-    names = list(_jpegs(folder))
+    paths = (path for path in files_below(folder) if path.lower().endswith((".jpg", ".jpeg")))
+    names = [os.path.relpath(path, folder) for path in paths]
     if not names:
         return _fail(f"{folder} must hold JPEG files (.jpg, .jpeg), at any depth, but holds none")
     output: Path = args.output or folder / NAME
     try:
-        if output.exists() and output.stat().st_size and not is_index(output):
+        if output.exists() and not (output.is_file() and not output.stat().st_size) and not is_index(output):
             return _fail(f"{output} is not an index of fastload's, so it is not overwritten; --output names another")
         return _update(folder, names, output, make_key(), args.threads)
-    except IndexFileError as error:
+    except UserKeyError as error:
         return _fail(str(error))
     except OSError as error:
         return _fail(f"cannot write: {error}; --output writes to another place")
@@ -61,7 +63,7 @@ def _update(folder: Path, names: list[str], output: Path, key: bytes, threads: i
 
     from fastload import _core
     from fastload._machine import usable_cpus
-    from fastload.pipeline.index_file import IndexWriter, OldIndex
+    from fastload.jpeg_index.file import IndexWriter, OldIndex
     from fastload.stats.progress import terminal_bar
 
     old = OldIndex(output, key)
@@ -96,26 +98,21 @@ def _update(folder: Path, names: list[str], output: Path, key: bytes, threads: i
                 writer.add(name, size, time_ns, image_id, points)
                 made, kept, image_bytes = made + new, kept + 1 - new, image_bytes + size
                 with_points += bool(points)
-        changed = made or kept != len(old.images)
-        index_bytes = writer.finish() if changed else output.stat().st_size
+        changed = with_points and (made or kept != len(old.images))
+        index_bytes = writer.finish() if changed else 0
     for name in unreadable[:_NAMED]:
         sys.stderr.write(f"fastload index: cannot read {folder / name}\n")
     if more := len(unreadable) - _NAMED:
         sys.stderr.write(f"fastload index: and {more} more\n" if more > 0 else "")
+    if not with_points:
+        return _fail(f"no image of {folder} gets points (small, progressive or damaged ones don't): nothing is written")
+    index_bytes = index_bytes or output.stat().st_size
     sys.stdout.write(
         f"{output}: {with_points:,} of {made + kept:,} images have points, {made:,} of them read now; "
         f"{index_bytes:,} bytes, {index_bytes / max(1, image_bytes):.2%} of the images'"
         f"{'' if changed else '; nothing has changed'}\n"
     )
     return 1 if unreadable else 0
-
-
-def _jpegs(folder: Path) -> Iterator[str]:
-    for place, folders, files in os.walk(folder, followlinks=True):
-        folders.sort()
-        for name in sorted(files):
-            if name.lower().endswith((".jpg", ".jpeg")):
-                yield os.path.relpath(os.path.join(place, name), folder)
 
 
 def _fail(reason: str) -> int:

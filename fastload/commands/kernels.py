@@ -5,35 +5,37 @@ Nsight Compute runs every kernel several times to measure it, so one step is eno
 
 from __future__ import annotations
 
-import argparse
+import functools
 import json
 import shlex
-import subprocess
 import sys
-import tempfile
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-from fastload._argument_types import at_least, output_file, picture_file
+from fastload._arguments import at_least, output_file
 from fastload.commands import profile
 from fastload.commands.doctor.checks_gpu import cuda_available
-from fastload.profiling import ncu, nsys, roofline
-from fastload.profiling.nsys import NsightError, find_nsight
-from fastload.profiling.report import plain_console
-from fastload.profiling.trace import STEP
+from fastload.profiling.analysis import ncu, roofline
+from fastload.profiling.pages.report import plain_console
+from fastload.profiling.recording import nsys
+from fastload.profiling.recording.nsys import NsightError, find_nsight
+from fastload.profiling.recording.trace import STEP
 
 if TYPE_CHECKING:
+    import argparse
     from collections.abc import Callable, Sequence
 
-    from fastload.profiling.ncu import KernelRun, Sum
-    from fastload.profiling.roofline import Ceilings
+    from fastload.profiling.analysis.ncu import KernelRun, Sum
+    from fastload.profiling.analysis.roofline import Ceilings
 
+_TABLE: Final = "ncu.csv"
 SHOWN: Final = 40
 WIDE: Final = 130
-"""Columns from which on the table has all its figures; below it has the shares of the ceilings."""
+"""Least width at which the table has all its figures; a narrower one has the shares of the ceilings."""
 
 _SETS: Final = {"memory": ["--section", "MemoryWorkloadAnalysis"], "none": []}
-"""What ``--set`` adds to the required metrics; other names are ncu's own sets."""
+"""Options that ``--set`` adds to the required metrics; other names are ncu's own sets."""
 
 BACKWARD_NOTE: Final = (
     "note: the backward pass is not among these: autograd launches it from a thread of its own, outside of the range "
@@ -41,6 +43,9 @@ BACKWARD_NOTE: Final = (
 )
 
 _STYLES: Final = {"compute-bound": "red", "memory-bound": "green", "latency-bound": "dim"}
+
+
+_say = functools.partial(profile.say, "kernels")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -55,33 +60,27 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--by", choices=("range", "kernel"), default="range", help="what to add up: per range within")
     parser.add_argument("--set", default="none", metavar="SET", help="measure more: memory, full, or another of ncu's")
-    parser.add_argument("--steps", type=at_least(1), default=1, help="training steps to measure (default: %(default)s)")
-    parser.add_argument("--warmup", type=at_least(0), default=10, help="steps before them (default: %(default)s)")
     parser.add_argument("--most", type=at_least(1), metavar="N", help="measure at most so many kernels")
     parser.add_argument("--csv", type=output_file, metavar="FILE", help="write the sums")
-    parser.add_argument("--png", type=picture_file, metavar="FILE", help="draw bytes moved against latency")
-    parser.add_argument("--json", action="store_true", help="print JSON instead of the table")
-    parser.add_argument("--keep", type=Path, metavar="DIR", help="keep ncu's table and the ceilings there")
-    parser.add_argument("--from", dest="source", type=Path, metavar="DIR", help="report on a kept table again")
-    parser.add_argument("program", nargs=argparse.REMAINDER, metavar="-- python train.py ...", help="what to run")
+    profile.add_common_arguments(parser, steps=1, drawn="bytes moved against latency")
 
 
 def main(args: argparse.Namespace) -> int:
     """Measure and report. Returns the script's exit code, or 1 without anything to report."""
-    program = args.program[1:] if args.program[:1] == ["--"] else args.program
-    if bool(program) == (args.source is not None):
-        return _fail("nothing to run: fastload kernels -- python train.py ...; or --from DIR, but not both", 2)
     try:
-        if args.source is not None:
-            code, runs, ceilings = 0, ncu.read(args.source / "ncu.csv"), read_ceilings(args.source)
-        elif args.keep is not None:
-            profile.make_folder(args.keep)
-            code, runs, ceilings = measure(args, program, args.keep.absolute())
+        program = profile.program_of(args)
+    except ValueError as error:
+        _say(str(error))
+        return 2
+    try:
+        if not program:
+            code, runs, ceilings = 0, ncu.read(args.source / _TABLE), read_ceilings(args.source)
         else:
-            with tempfile.TemporaryDirectory(prefix="fastload-kernels-") as folder:
-                code, runs, ceilings = measure(args, program, Path(folder))
+            with profile.folder_for(args.keep, _TABLE) as folder:
+                code, runs, ceilings = measure(args, program, folder)
     except NsightError as error:
-        return _fail(str(error), error.code)
+        _say(str(error))
+        return error.code
     _deliver(runs, ceilings, args)
     return code
 
@@ -101,13 +100,10 @@ def measure(args: argparse.Namespace, program: Sequence[str], folder: Path) -> t
         )
     if not cuda_available():
         raise NsightError("Nsight Compute measures kernels, and torch sees no GPU here: fastload doctor says why")
-    table = folder / "ncu.csv"
+    table = folder / _TABLE
     command = command_line(executable, args, profile.python(program), table, available_metrics(executable))
     _say(f"runs {shlex.join(command)}")
-    environment = profile.environment(f"{args.warmup}:{args.steps}:exit")
-    # With --json the report has stdout to itself.
-    done = subprocess.run(command, env=environment, check=False, stdout=sys.stderr if args.json else None)
-    code = profile.exit_code(done.returncode)
+    code = profile.run(command, args, {}, exits=True)
     if not table.exists():
         raise nsys.nothing_recorded("ncu", code)
     try:
@@ -116,7 +112,7 @@ def measure(args: argparse.Namespace, program: Sequence[str], folder: Path) -> t
         error.code = code or error.code  # ncu creates the file before the program can fail
         raise
     ceilings = roofline.measure()
-    (folder / "ceilings.json").write_text(json.dumps(ceilings.to_dict(), indent=2), encoding="utf-8")
+    (folder / "ceilings.json").write_text(json.dumps(asdict(ceilings), indent=2), encoding="utf-8")
     return code, runs, ceilings
 
 
@@ -145,11 +141,7 @@ def available_metrics(executable: Path) -> list[str]:
 
 
 def read_ceilings(folder: Path) -> Ceilings:
-    """Read the ceilings saved by ``--keep``.
-
-    Raises:
-        NsightError: They are not there.
-    """
+    """Read the ceilings saved by ``--keep``; raises ``NsightError`` without them."""
     try:
         return roofline.Ceilings(**json.loads((folder / "ceilings.json").read_text(encoding="utf-8")))
     except (OSError, ValueError, TypeError) as error:
@@ -168,7 +160,7 @@ def _deliver(runs: list[KernelRun], ceilings: Ceilings, args: argparse.Namespace
     if args.json:
         report = {
             "range": args.range,
-            "ceilings": ceilings.to_dict(),
+            "ceilings": asdict(ceilings),
             "total": everything.to_dict(),
             "sums": [each.to_dict() for each in sums],
         }
@@ -218,14 +210,3 @@ def show(sums: Sequence[Sum], everything: Sum, ceilings: Ceilings, inside: str, 
         console.print(Text(f"and {more} more; --csv writes them all", "dim"))
     if inside == STEP:
         console.print(Text(BACKWARD_NOTE, "dim"))
-
-
-def _say(text: str) -> None:
-    sys.stdout.flush()
-    sys.stderr.write(f"fastload kernels: {text}\n")
-    sys.stderr.flush()
-
-
-def _fail(reason: str, code: int) -> int:
-    _say(reason)
-    return code

@@ -1,13 +1,14 @@
 """``fastload profile``: record a training script with Nsight Systems and report its bottleneck.
 
 The script runs as under ``fastload run``, with FastLoader for DataLoader; the loader that the loop iterates opens the
-capture window after some warm-up steps (see ``profiling/capture.py``). If Nsight Systems is missing, or cannot import
-its own recording, torch.profiler records, and the loader's ranges of all processes are written to files.
+capture window after some warm-up steps (:mod:`fastload.profiling.recording.capture`). If Nsight Systems is missing, or
+cannot import its own recording, torch.profiler records, and the loader's ranges of all processes are written to files.
 """
 
 from __future__ import annotations
 
 import argparse
+import functools
 import json
 import os
 import shlex
@@ -19,37 +20,40 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-from fastload._argument_types import at_least, output_file, picture_file
+from fastload._arguments import at_least, output_file, picture_file
 from fastload.commands.run import script
-from fastload.profiling import nsys, nsys_export, torch_trace
-from fastload.profiling.nsys import NsightError, ProgramError, find_nsight
-from fastload.profiling.provenance import FILE, Provenance
-from fastload.profiling.report import ProfileReport, make_report, plain_console, show
-from fastload.stats.verdict import Bottleneck, Verdict
+from fastload.profiling.pages.report import ProfileReport, make_report, plain_console, show
+from fastload.profiling.recording import nsys, nsys_export, torch_trace
+from fastload.profiling.recording.nsys import NsightError, ProgramError, find_nsight
+from fastload.profiling.recording.provenance import FILE, Provenance
+from fastload.stats.verdict import Verdict
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
-    from fastload.profiling.nsys import Recorder
-    from fastload.profiling.trace import Recording
+    from fastload.profiling.recording.nsys import Recorder
+    from fastload.profiling.recording.trace import Recording
 
 STEM: Final = "profile"
 """Name of the recording in its folder."""
 
 _PAGE: Final = f"fastload-{STEM}.html"
 _LOADER: Final = "loader.json"
-_KINETO_LEVEL: Final = "KINETO_LOG_LEVEL"
-"""Log level of torch.profiler's library.
 
-By default it prints "USDT" at each start, and "ERROR" without a GPU.
-"""
+
+def say(command: str, text: str) -> None:
+    """Write a line to stderr, after what was printed."""
+    sys.stdout.flush()
+    sys.stderr.write(f"fastload {command}: {text}\n")
+    sys.stderr.flush()
+
+
+_say = functools.partial(say, "profile")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the options of ``fastload profile``."""
     parser.usage = "%(prog)s [options] -- python train.py ..."
-    parser.add_argument("--steps", type=at_least(1), default=10, help="training steps to record (default: %(default)s)")
-    parser.add_argument("--warmup", type=at_least(0), default=10, help="steps before them (default: %(default)s)")
     parser.add_argument("--with", dest="tool", choices=("auto", "nsys", "torch"), default="auto", help="what records")
     parser.add_argument(
         "--as-is",
@@ -60,46 +64,67 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--to-the-end", action="store_true", help="let the script go on after the steps")
     parser.add_argument("--html", type=output_file, metavar="FILE", help=f"the page to write (default: {_PAGE})")
     parser.add_argument("--no-html", action="store_true", help="write no page")
-    parser.add_argument("--png", type=picture_file, metavar="FILE", help="also draw the timeline as a picture")
-    parser.add_argument("--json", action="store_true", help="print the report as JSON instead of tables")
-    parser.add_argument("--keep", type=Path, metavar="DIR", help="keep the recording there")
-    parser.add_argument("--from", dest="source", type=Path, metavar="PATH", help="report on a kept recording again")
-    parser.add_argument("program", nargs=argparse.REMAINDER, metavar="-- python train.py ...", help="what to run")
+    add_common_arguments(parser, steps=10, drawn="the timeline")
+
+
+def add_common_arguments(parser: argparse.ArgumentParser, *, steps: int, drawn: str) -> None:
+    """Declare the program and the options that ``fastload kernels`` has, too."""
+    add = parser.add_argument
+    add("--steps", type=at_least(1), default=steps, help="training steps to record (default: %(default)s)")
+    add("--warmup", type=at_least(0), default=10, help="steps before them (default: %(default)s)")
+    add("--png", type=picture_file, metavar="FILE", help=f"draw {drawn} as a picture")
+    add("--json", action="store_true", help="print the report as JSON instead of tables")
+    add("--keep", type=Path, metavar="DIR", help="keep what was recorded there")
+    add("--from", dest="source", type=Path, metavar="PATH", help="report on what was kept again")
+    add("program", nargs=argparse.REMAINDER, metavar="-- python train.py ...", help="what to run")
+
+
+def program_of(args: argparse.Namespace) -> list[str]:
+    """Return the command line to record; empty if what was kept is reported on."""
+    program: list[str] = args.program[1:] if args.program[:1] == ["--"] else args.program
+    if bool(program) == (args.source is not None):
+        raise ValueError("nothing to run: write -- python train.py ... at the end; or --from PATH, but not both")
+    return program
+
+
+def python(program: Sequence[str]) -> list[str]:
+    """Turn ``train.py ...`` into ``python train.py ...``, as ``fastload run`` does."""
+    is_script = program[0].endswith(".py") and shutil.which(program[0]) is None
+    return [sys.executable, *program] if is_script else list(program)
 
 
 def main(args: argparse.Namespace) -> int:
     """Record and report. Returns the script's exit code, or 1 without anything to report."""
-    program = args.program[1:] if args.program[:1] == ["--"] else args.program
-    if bool(program) == (args.source is not None):
-        return _fail("nothing to run: fastload profile -- python train.py ...; or --from DIR, but not both", 2)
     try:
+        program = program_of(args)
         page = None if args.no_html else args.html or output_file(_PAGE)
+    except ValueError as error:
+        _say(str(error))
+        return 2
     except argparse.ArgumentTypeError as error:
-        return _fail(f"the page {error}; or give --html FILE, or --no-html", 2)
+        _say(f"the page {error}; or give --html FILE, or --no-html")
+        return 2
     try:
-        if args.source is not None:
+        if not program:
             code, recording = 0, read(args.source)
             folder = args.source if args.source.is_dir() else args.source.parent
             reported = loaders_verdict(folder) if args.source.is_dir() else None
             about = Provenance.read(folder)
         else:
-            with _folder(args.keep) as folder:
+            replaced = (f"{STEM}.*", "ranges-*.jsonl", _LOADER.replace(".", "*"), FILE)
+            with folder_for(args.keep, *replaced) as folder:
                 about = Provenance.now(shlex.join(program), _loader(args))
                 code, recording, reported = record(args, python(program), folder)
                 about.write(folder)
     except NsightError as error:
-        return _fail(str(error), error.code)
-    report = make_report(recording, reported, about)
-    _deliver(report, recording, args, page)
+        _say(str(error))
+        return error.code
+    _deliver(make_report(recording, reported, about), recording, args, page)
     return code
 
 
 def read(path: Path) -> Recording:
-    """Read a recording: an exported ``.sqlite``, a ``.nsys-rep``, or a folder of ``--keep``.
-
-    Raises:
-        NsightError: It is none of these.
-    """
+    """Read a recording: an exported ``.sqlite``, a ``.nsys-rep``, or a folder of ``--keep``."""
     if path.is_dir():
         for suffix in (".sqlite", ".nsys-rep", ".qdstrm"):
             if (found := path / f"{STEM}{suffix}").exists():
@@ -112,9 +137,7 @@ def read(path: Path) -> Recording:
         executable = find_nsight("nsys")
         if executable is None:
             raise NsightError(f"{path.name} is exported by nsys, which was not found: install Nsight Systems")
-        return nsys_export.read(
-            nsys.exported(executable, nsys.imported(path.with_suffix(""), nsys.find_importer(executable)))
-        )
+        return nsys_export.read(nsys.Recorder(executable, nsys.find_importer(executable)).finish(path.with_suffix("")))
     if not path.exists():
         raise NsightError(f"{path} does not exist")
     return nsys_export.read(path)
@@ -138,10 +161,10 @@ def record(args: argparse.Namespace, program: Sequence[str], folder: Path) -> tu
             if args.tool == "nsys":
                 raise
             _say(f"{error}; runs again under torch.profiler")
+    # By default torch.profiler's library prints "USDT" at each start, and "ERROR" without a GPU.
+    level = os.environ.get("KINETO_LOG_LEVEL", "99")
     trace = {"FASTLOAD_CAPTURE_TRACE": str(folder / f"{STEM}.json"), "FASTLOAD_RANGES": str(folder)}
-    if _KINETO_LEVEL not in os.environ:
-        trace[_KINETO_LEVEL] = "99"
-    code = _execute(program, args, folder, trace)
+    code = _execute(program, args, folder, **trace, KINETO_LOG_LEVEL=level)
     return code, torch_trace.read(folder, code), loaders_verdict(folder)
 
 
@@ -163,81 +186,58 @@ def _loader(args: argparse.Namespace) -> str:
     return "with FastLoader in the place of torch's DataLoader (--as-is profiles the script as it stands)"
 
 
-def environment(window: str, more: Mapping[str, str] | None = None, *, as_is: bool = False) -> dict[str, str]:
-    """The script's environment: FastLoader for DataLoader, or torch's as it is, and the capture window."""
+def _execute(command: Sequence[str], args: argparse.Namespace, folder: Path, **more: str) -> int:
+    _say(f"runs {shlex.join(command)}, {_loader(args)}")
+    more["FASTLOAD_CAPTURE_REPORT"] = str(folder / _LOADER)
+    return run(command, args, more, exits=not args.to_the_end, as_is=args.as_is)
+
+
+@contextmanager
+def folder_for(kept: Path | None, *replaced: str) -> Iterator[Path]:
+    """Make the folder of ``--keep``, without files that match ``replaced``; or a temporary one."""
+    if kept is None:
+        with tempfile.TemporaryDirectory(prefix="fastload-recorded-") as folder:
+            yield Path(folder)
+        return
+    try:
+        kept.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise NsightError(f"{kept} cannot be made a folder to keep files in: {error.strerror}") from error
+    for old in (path for pattern in replaced for path in kept.glob(pattern)):
+        old.unlink()
+    yield kept.absolute()
+
+
+def run(
+    command: Sequence[str], args: argparse.Namespace, more: Mapping[str, str], *, exits: bool, as_is: bool = False
+) -> int:
+    """Run a program with a capture window; returns the exit code of a shell. Blocks."""
     inherited = script.environment_with(as_is=as_is)
     # As if this virtual environment were activated: "python" is the one that has fastload.
     search_path = [os.path.dirname(sys.executable), inherited.get("PATH", os.defpath)]
-    return {**inherited, "PATH": os.pathsep.join(search_path), "FASTLOAD_CAPTURE": window, **(more or {})}
-
-
-def _execute(
-    command: Sequence[str], args: argparse.Namespace, folder: Path, more: Mapping[str, str] | None = None
-) -> int:
-    window = f"{args.warmup}:{args.steps}" + ("" if args.to_the_end else ":exit")
-    more = {"FASTLOAD_CAPTURE_REPORT": str(folder / _LOADER), **(more or {})}
-    inherited = environment(window, more, as_is=args.as_is)
-    _say(f"runs {shlex.join(command)}, {_loader(args)}")
+    window = f"{args.warmup}:{args.steps}" + (":exit" if exits else "")
+    environment = {**inherited, "PATH": os.pathsep.join(search_path), "FASTLOAD_CAPTURE": window, **more}
     try:
         # With --json the report has stdout to itself.
-        done = subprocess.run(command, env=inherited, check=False, stdout=sys.stderr if args.json else None)
+        done = subprocess.run(command, env=environment, check=False, stdout=sys.stderr if args.json else None)
     except OSError as error:
         raise NsightError(f"{command[0]} does not start: {error.strerror}") from error
-    return exit_code(done.returncode)
-
-
-def exit_code(returned: int) -> int:
-    """Convert ``subprocess``'s return code to a shell's: 128 plus the number of a signal."""
-    return returned if returned >= 0 else 128 - returned
+    return done.returncode if done.returncode >= 0 else 128 - done.returncode
 
 
 def loaders_verdict(folder: Path) -> Verdict | None:
     """The captured loader's verdict on the window; None if there is none."""
     for path in sorted(folder.glob(_LOADER.replace(".", "*"))):
         try:
-            said = json.loads(path.read_text(encoding="utf-8"))
+            return Verdict.from_dict(json.loads(path.read_text(encoding="utf-8")))
         except ValueError:  # the program was killed while writing it
             continue
-        bottleneck = None if said["bottleneck"] is None else Bottleneck(said["bottleneck"])
-        return Verdict(bottleneck, tuple(said["evidence"]), said["remedy"])
     return None
 
 
-def python(program: Sequence[str]) -> list[str]:
-    """Turn ``train.py ...`` into ``python train.py ...``, as ``fastload run`` does."""
-    if program[0].endswith(".py") and shutil.which(program[0]) is None:
-        return [sys.executable, *program]
-    return list(program)
-
-
-@contextmanager
-def _folder(kept: Path | None) -> Iterator[Path]:
-    if kept is None:
-        with tempfile.TemporaryDirectory(prefix="fastload-profile-") as folder:
-            yield Path(folder)
-        return
-    make_folder(kept)
-    for pattern in (f"{STEM}.*", "ranges-*.jsonl", _LOADER.replace(".", "*"), FILE):
-        for old in kept.glob(pattern):
-            old.unlink()
-    yield kept.absolute()
-
-
-def make_folder(path: Path) -> None:
-    """Make the folder of ``--keep``.
-
-    Raises:
-        NsightError: It cannot be created.
-    """
-    try:
-        path.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise NsightError(f"{path} cannot be made a folder to keep files in: {error.strerror}") from error
-
-
 def _deliver(report: ProfileReport, recording: Recording, args: argparse.Namespace, page: Path | None) -> None:
-    from fastload.profiling import timeline
-    from fastload.profiling.html import write
+    from fastload.profiling.pages import timeline
+    from fastload.profiling.pages.html import write
 
     # The files first: the reader of a pipe may leave early.
     rows = timeline.lay_out(recording, report.findings)
@@ -251,14 +251,3 @@ def _deliver(report: ProfileReport, recording: Recording, args: argparse.Namespa
         sys.stdout.write(json.dumps(report.to_dict(), indent=2) + "\n")
     else:
         show(report, plain_console())
-
-
-def _say(text: str) -> None:
-    sys.stdout.flush()
-    sys.stderr.write(f"fastload profile: {text}\n")
-    sys.stderr.flush()
-
-
-def _fail(reason: str, code: int) -> int:
-    _say(reason)
-    return code

@@ -6,8 +6,7 @@ import sys
 import traceback
 from typing import TYPE_CHECKING, Any, Final
 
-from fastload._argument_types import at_least
-from fastload._factory import FactoryError, add_factory_argument, call_factory
+from fastload._arguments import FactoryError, add_factory_argument, at_least, call_factory
 
 if TYPE_CHECKING:
     import argparse

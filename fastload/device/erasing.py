@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import torch
 
 if TYPE_CHECKING:
-    from fastload.pipeline.erasing import Erasing, Patch
+    from fastload.pipeline.ops.erasing import Erasing, Patch
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -16,10 +16,11 @@ from typing import TYPE_CHECKING, Any, Final, Generic, NamedTuple, TypeVar
 
 import torch
 
-from fastload._batch import map_tensors
+from fastload._batch import map_tensors, pinned
 from fastload.device.transfer import DeviceBatch, Transfer
 from fastload.nvtx import stages
 from fastload.nvtx.stages import stage
+from fastload.torch_workers.signals import Finalizer
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -261,13 +262,9 @@ def _pinned(batch: Any) -> tuple[Any, bool]:
 
     def pin(leaf: Any) -> Any:
         nonlocal borrowed
-        if not isinstance(leaf, torch.Tensor):
-            return leaf.pin_memory()
-        if leaf.device.type != "cpu" or leaf.layout != torch.strided:
-            return leaf
-        pinned = leaf.pin_memory()
-        borrowed = borrowed or pinned is leaf
-        return pinned
+        now = pinned(leaf)
+        borrowed = borrowed or (now is leaf and isinstance(leaf, torch.Tensor) and leaf.device.type == "cpu")
+        return now
 
     return map_tensors(pin, batch), borrowed
 
@@ -279,7 +276,7 @@ class Prefetching(Generic[T]):
         self._feeder = feeder
         self._number = 0
         self._taken: dict[int, list[Arrived]] = {}  # by thread: messages received and not yet handed to the caller
-        self._finalizer = weakref.finalize(self, feeder.close)
+        self._finalizer = Finalizer(self, feeder.close)
         feeder.start(self)
 
     def __iter__(self) -> Prefetching[T]:

@@ -19,8 +19,8 @@ if TYPE_CHECKING:
 
     from fastload.device.erasing import Erased, Noise
     from fastload.device.timing import Timing
-    from fastload.pipeline.erasing import Patch
-    from fastload.pipeline.reader import Recipe
+    from fastload.pipeline.ops.erasing import Patch
+    from fastload.pipeline.recipe import Recipe
 
 TABLE_DTYPES: Final = (torch.float32, torch.float16, torch.bfloat16)
 LAYOUTS: Final = (torch.channels_last, torch.contiguous_format)
@@ -156,6 +156,7 @@ def finish(tensor: torch.Tensor, memory_format: torch.memory_format | None, dtyp
     """
     target = dtype if dtype is not None and tensor.is_floating_point() else tensor.dtype
     is_image = tensor.dim() == 4 and (tensor.is_floating_point() or tensor.dtype == torch.uint8)
+    is_image = is_image and tensor.layout == torch.strided and not tensor.is_nested
     if is_image and memory_format is not None and memory_format != torch.preserve_format:
         return tensor.to(dtype=target, memory_format=memory_format)
     return tensor if target == tensor.dtype else tensor.to(dtype=target)

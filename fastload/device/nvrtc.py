@@ -1,9 +1,9 @@
 """Compile and launch CUDA kernels: NVRTC through ``cuda.core``, no compiler needed.
 
-Their sources, ``normalize.cu``, ``decode.cu`` (with ``huffman.cu`` and ``pixels.cu``) and ``steps.cu``, are in this
-folder and not with the native core's, because they are not compiled when the package is built: the package contains
-them as files. Compiling takes about 0.2 s, and a second or two for the last two, once per device and set of macros;
-``cuda.core`` caches the result on disk for later processes.
+Their sources, ``normalize.cu``, ``decode.cu`` and ``steps.cu``, are in ``csrc/gpu/kernels``. The core contains them as
+text, because it shares the layout of a batch with them, and they are not compiled when it is. Compiling takes about
+0.2 s, and a second or two for the last two, once per device and set of macros; ``cuda.core`` caches the result on disk
+for later processes.
 
 If ``cuda.core`` is missing or compilation fails, :func:`look_up`, the epilogue, returns None; torch can do the same,
 only slower.
@@ -15,25 +15,26 @@ import contextlib
 import functools
 import importlib
 import importlib.util
+import re
 import threading
 import warnings
 from collections import Counter
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 import torch
 
+from fastload import _core
+from fastload._install import with_extra
+
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
-__all__ = ["build", "lacking", "lacking_package", "launcher", "look_up", "unavailable"]
+__all__ = ["build", "lacking", "lacking_package", "launcher", "look_up", "source", "unavailable"]
 
-SOURCE: Final = Path(__file__).with_name("normalize.cu")
 THREADS: Final = 256  # per block; the same number as in normalize.cu
 STORE_BYTES: Final = 16
 PLANE_MAX_PX: Final = 2**31 - 1  # pixels of an image, which the planar kernel counts in 32 bits
-INSTALL: Final = "pip install 'fastload[cuda]'"
 KERNELS: Final = {torch.channels_last: "look_up_nhwc", torch.contiguous_format: "look_up_nchw"}
 
 
@@ -93,7 +94,7 @@ class _Loaded:
         try:
             kernels = self._kernels[key] = _compile(*key)
         except ImportError as error:  # not installed, which is no error; the plan says so
-            self._failures[key] = f"cuda.core cannot be imported ({error}); {INSTALL}"
+            self._failures[key] = f"cuda.core cannot be imported ({error}); {with_extra('cuda')}"
         except Exception as error:  # noqa: BLE001 (driver, NVRTC and loader each have their own errors)
             self._failures[key] = f"the kernel cannot be compiled: {type(error).__name__}: {error}"
             with contextlib.suppress(RuntimeWarning):  # the loader goes on even if warnings are errors
@@ -121,6 +122,20 @@ def _disk_cache() -> Any:
         return importlib.import_module("cuda.core.utils").FileStreamProgramCache()
     except (ImportError, AttributeError, OSError):
         return None
+
+
+def source(*files: str) -> str:
+    """Join source files of kernels, and what they include, to one."""
+    included: set[str] = set()
+
+    def text_of(name: str) -> str:
+        if name in included:
+            return ""
+        included.add(name)
+        text = _core.kernel_source(name).replace("#pragma once\n", "")
+        return re.sub(r'#include "(.*)"\n', lambda found: text_of(found[1]), text)
+
+    return "".join(map(text_of, files))
 
 
 def build(
@@ -166,7 +181,7 @@ def build(
 
 def _compile(index: int, value_bytes: int, channels: int) -> dict[torch.memory_format, _Kernel]:
     macros = [("VALUE_BYTES", str(value_bytes)), ("CHANNELS", str(channels))]
-    built = build(index, "fastload_epilogue", SOURCE.read_text(encoding="utf-8"), KERNELS.values(), macros)
+    built = build(index, "fastload_epilogue", source("normalize.cu"), KERNELS.values(), macros)
     processors = torch.cuda.get_device_properties(index).multi_processor_count
     kernels = {}
     for memory_format, name in KERNELS.items():
@@ -238,7 +253,7 @@ def lacking_package() -> str | None:
         found = importlib.util.find_spec("cuda.core") is not None
     except (ImportError, ValueError):  # no package cuda at all
         found = False
-    return None if found else f"cuda.core is not installed; {INSTALL}"
+    return None if found else f"cuda.core is not installed; {with_extra('cuda')}"
 
 
 def lacking(device: torch.device, dtype: torch.dtype, channels: int) -> str | None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import copy
 import itertools
 import threading
 from typing import TYPE_CHECKING, Any, Generic, TypeVar, cast
@@ -20,7 +19,6 @@ if TYPE_CHECKING:
     from torch.utils.data import DataLoader
 
 T = TypeVar("T")
-AnyLoader = TypeVar("AnyLoader", bound="DataLoader[Any]")
 
 
 class Replay(Generic[T]):
@@ -51,7 +49,7 @@ class Replay(Generic[T]):
             check_device_prefetch(steps, "steps", minimum=1)
         self._steps = _length_of(loader) if steps is None else steps
         self._n = min(n, self._steps)
-        self._loader: DataLoader[T] | None = twin_of(loader, persistent_workers=False)
+        self._loader: DataLoader[T] | None = _twin_of(loader, persistent_workers=False)
         self._batches: list[T] = []
         self._stream: Any = None  # the stream that the held memory is recorded for
         self._taking = threading.Lock()
@@ -67,7 +65,7 @@ class Replay(Generic[T]):
         """Take the batches before the first iteration. Blocks until they are on the device."""
         with self._taking:
             if self._loader is not None:
-                self._batches, self._stream = _take(twin_of(self._loader), self._n)
+                self._batches, self._stream = _take(_twin_of(self._loader), self._n)
                 self._loader = None
         return self
 
@@ -83,11 +81,10 @@ class Replay(Generic[T]):
             yield as_inference_tensors(batch) if torch.is_inference_mode_enabled() else batch
 
 
-def twin_of(loader: AnyLoader, **changes: Any) -> AnyLoader:
-    """Copy ``loader`` with ``changes``: the same dataset and sampler, but separate workers."""
-    twin = copy.copy(loader)
-    vars(twin).update(changes, _iterator=None)
-    return twin
+def _twin_of(loader: DataLoader[T], **changes: Any) -> DataLoader[T]:
+    from fastload.torch_workers.twin import twin_of
+
+    return twin_of(loader, **changes)
 
 
 def _length_of(loader: DataLoader[Any]) -> int:

@@ -21,7 +21,7 @@ PER_SECOND: Final = 20
 """Batches timed per second after that, on average."""
 
 _RECENT: Final = 0.02  # weight of the last batch in the moving average
-_PAUSE_S: Final = 1.0  # longer gaps between batches count as this, so that one pause does not raise the sampling rate
+_INTERVAL_MAX_S: Final = 1.0  # longer intervals count as this, so that a single one does not raise the sampling rate
 # Sampled in steps of the golden ratio to avoid aliasing: of eight workers, always the same one may be slow.
 _GOLDEN: Final = 0.6180339887498949
 _PENDING_MAX: Final = 64
@@ -89,7 +89,7 @@ class DeviceClock:
     def _weight_of(self, number: int) -> float:
         """Number of batches that the next one stands for; 0 if it is not timed."""
         now = time.monotonic()
-        took = min(now - (self._began_at or now), _PAUSE_S)
+        took = min(now - (self._began_at or now), _INTERVAL_MAX_S)
         self._began_at = now
         self.recent_s = (1.0 - _RECENT) * self.recent_s + _RECENT * took if number > 1 else took
         share = 1.0 if number < ALL_OF_FIRST else min(1.0, PER_SECOND * self.recent_s)

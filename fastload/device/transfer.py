@@ -25,7 +25,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from fastload._batch import Leaf, map_tensors
+from fastload._batch import Leaf, as_it_is, is_plain, map_tensors, moved
 from fastload.device.normalize import CopiedImages, TableImages, finish
 from fastload.device.timing import DeviceClock
 from fastload.nvtx.stages import stage
@@ -67,15 +67,6 @@ class DeviceBatch:
             self._ready.synchronize()
 
 
-class _Copied(Leaf):
-    """Replaces a leaf between its copy and its epilogue."""
-
-    __slots__ = ("index",)
-
-    def __init__(self, index: int) -> None:
-        self.index = index
-
-
 class _Late(Leaf):
     """A leaf copied on the consumer's stream at hand-over, not on the side stream."""
 
@@ -88,11 +79,18 @@ class _Late(Leaf):
 def _copies_asynchronously(leaf: Any) -> bool:
     """Whether a side stream can copy ``leaf`` and protect its device memory."""
     if isinstance(leaf, torch.Tensor):
-        # A tensor of another device was made on an unknown stream; autograd must see the copy of a leaf.
-        on_host = leaf.device.type == "cpu"
-        return on_host and leaf.layout == torch.strided and not leaf.is_nested and not leaf.requires_grad
-    # A custom type that cannot record a stream hides which memory it holds.
-    return callable(getattr(leaf, "record_stream", None))
+        # A tensor of another device was made on an unknown stream; autograd must see the copy of a leaf; others than
+        # plain ones may not be recorded for a stream.
+        return leaf.device.type == "cpu" and not leaf.requires_grad and is_plain(leaf)
+    return _can_record(leaf)
+
+
+def _can_record(leaf: Any) -> bool:
+    """Whether ``leaf`` can record a stream.
+
+    A custom type that cannot hides which memory it holds.
+    """
+    return isinstance(leaf, torch.Tensor) or callable(getattr(leaf, "record_stream", None))
 
 
 def _pageable_bytes(leaf: Any) -> int:
@@ -156,6 +154,10 @@ class Transfer:
         self._ends: deque[Any] = deque()  # prepared events for the ends of the next steps
         self._unfinished: deque[Any] = deque()  # ends of the steps on batches handed over before that one
         self._sources: deque[tuple[Any, Any, Callable[[], None] | None]] = deque()
+        # Custom types that can record a stream, unlike what their to() returns. That is kept, so that its memory is not
+        # used again, and later ones are copied on the consumer's stream.
+        self._hiding: set[type] = set()
+        self._held: list[Any] = []
         self._pid = os.getpid()
         self._closed = False
         self.batches = 0
@@ -278,7 +280,8 @@ class Transfer:
 
         def copy(leaf: Any) -> Any:
             nonlocal late, nbytes
-            if not _copies_asynchronously(leaf):
+            unchanged.append(leaf)
+            if type(leaf) in self._hiding or not _copies_asynchronously(leaf):
                 late = True
                 leaves.append(_Late(leaf))
             elif moved_small is not None and isinstance(leaf, torch.Tensor) and begin <= leaf.data_ptr() < end:
@@ -292,11 +295,13 @@ class Transfer:
                 if isinstance(leaf, TableImages):
                     leaves.append(leaf.copy_pixels(self.device, non_blocking=True, timing=timing))
                 else:
-                    leaves.append(leaf.to(self.device, non_blocking=True))
-            unchanged.append(leaf)
-            return _Copied(len(leaves) - 1)
+                    leaves.append(moved(leaf, self.device))
+                    if stream is not None and not _can_record(leaves[-1]):
+                        self._hiding.add(type(leaf))
+                        self._held.append(leaves[-1])
+            return leaf
 
-        moved = map_tensors(copy, data)
+        map_tensors(copy, data)
         timed = timing if timing is not None and timing.is_timed else None
         if timed is not None:
             crossed = [leaf for leaf in unchanged if _copies_asynchronously(leaf)]
@@ -305,20 +310,19 @@ class Transfer:
             timed.copied.record(stream)
         with stage("epilogue"):
             leaves = [self._finish(leaf) for leaf in leaves]
-            if all(map(operator.is_, leaves, unchanged)):  # on the CPU, with nothing to cast
-                moved = data
-            else:
-                moved = map_tensors(lambda leaf: leaves[leaf.index], moved)
+            if not all(map(operator.is_, leaves, unchanged)):  # else on the CPU, with nothing to cast
+                following = deque(leaves)
+                data = map_tensors(lambda _: following.popleft(), data)
         ready = None
         if has_streams(self.device):
             ready = self.clock.event() if timed is not None else self._event()  # type: ignore[union-attr]
             ready.record(stream or self._module.current_stream(self.device))
-        tensors = [leaf for leaf in leaves if not isinstance(leaf, _Late)]
+        tensors = list(filter(_can_record, leaves))
         usual = self._usual if stream is not None else None
         if usual is not None:  # now rather than at hand-over, unless the consumer changes its stream: it holds the GIL
             for tensor in tensors:
                 tensor.record_stream(usual)
-        copied = DeviceBatch(moved, tensors, ready, usual, late, nbytes)
+        copied = DeviceBatch(data, tensors, ready, usual, late, nbytes)
         copied.timing = timing
         if timed is not None:
             timed.ready = ready
@@ -327,7 +331,12 @@ class Transfer:
     def _finish(self, leaf: Any) -> Any:
         if isinstance(leaf, CopiedImages):
             leaf = leaf.images()
-        return finish(leaf, self._memory_format, self._dtype) if isinstance(leaf, torch.Tensor) else leaf
+        if not isinstance(leaf, torch.Tensor):
+            return leaf
+        try:
+            return finish(leaf, self._memory_format, self._dtype)
+        except (RuntimeError, TypeError) as error:
+            return as_it_is(leaf, error)
 
     def take(self, copied: DeviceBatch) -> Any:
         """Hand a batch over to the caller's current stream. Does not block the host."""
@@ -360,7 +369,9 @@ class Transfer:
         def move(leaf: Any) -> Any:
             if not isinstance(leaf, _Late):
                 return leaf
-            return self._finish(leaf.leaf.to(self.device, non_blocking=True))
+            now = moved(leaf.leaf, self.device)
+            stayed = isinstance(now, torch.Tensor) and now.device != self.device
+            return now if stayed else self._finish(now)
 
         return map_tensors(move, copied._data)
 
@@ -420,3 +431,6 @@ class Transfer:
         if os.getpid() == self._pid:  # else a forked child: the copies are the parent's
             self._closed = True
             self.wait_copied()
+            if self._held:
+                self._module.synchronize(self.device)
+                self._held.clear()

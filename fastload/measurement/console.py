@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from functools import lru_cache
 from typing import TYPE_CHECKING
 
@@ -16,9 +15,3 @@ def console() -> Console:
     from rich.console import Console
 
     return Console(highlight=False, soft_wrap=True)
-
-
-def refuse(error: Exception) -> int:
-    """Print what is wrong with the arguments; returns the exit code."""
-    sys.stderr.write(f"error: {error}\n")
-    return 2

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import importlib.metadata
 import json
 import os
 import platform
@@ -17,8 +16,10 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from fastload._install import version_of
 from fastload._machine import cpu_budget, cpu_model, usable_cpus
 from fastload._version import __version__
+from fastload.measurement.console import console
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -49,14 +50,11 @@ class Spread:
         return statistics.median(self.values)
 
     @property
-    def relative(self) -> float:
-        """Max minus min, as a share of the median; 0 if the median is 0."""
-        return (max(self.values) - min(self.values)) / self.median if self.median else 0.0
-
-    def percentile(self, percent: float) -> float:
-        """The smallest value that at least ``percent`` per cent of the values do not exceed."""
-        rank = max(1, -(-len(self.values) * percent // 100))
-        return sorted(self.values)[int(rank) - 1]
+    def plus_minus(self) -> str:
+        """Half of max minus min, of the median; a dash for one value."""
+        if len(self.values) == 1 or not self.median:
+            return "–"
+        return f"{(max(self.values) - min(self.values)) / self.median / 2:.1%}"
 
     def record(self) -> dict[str, Any]:
         """Convert to a JSON object."""
@@ -88,6 +86,18 @@ def ratio(numerator: Spread, denominator: Spread) -> Spread:
     return Spread.of([a / b for a, b in zip(numerator.values, denominator.values, strict=True)])
 
 
+def extent(record: Mapping[str, Any], form: str) -> str:
+    """Format the range of :meth:`Spread.record`, such as ``"3 to 5"``; a single repeat has none."""
+    if has_one_repeat(record):
+        return "one repeat"
+    return f"{record['min']:{form}} to {record['max']:{form}}"
+
+
+def has_one_repeat(record: Mapping[str, Any]) -> bool:
+    """Whether :meth:`Spread.record` has a single value, and so no spread."""
+    return len(record["values"]) == 1
+
+
 def environment() -> dict[str, Any]:
     """Describe the machine and software, so that a reader can judge or repeat the measurement."""
     record: dict[str, Any] = {
@@ -99,7 +109,7 @@ def environment() -> dict[str, Any]:
         "system": platform.platform(),
         "python": platform.python_version(),
         "torch": torch.__version__,
-        "torchvision": _version("torchvision"),
+        "torchvision": version_of("torchvision"),
         "pillow": _pillow_version(),
         "fastload": __version__,
         "gpu": None,
@@ -130,6 +140,14 @@ def write_json(path: str | Path, record: Mapping[str, Any]) -> Path:
     return path
 
 
+def save(path: str | Path | None, record: Mapping[str, Any]) -> None:
+    """Write a benchmark's record to its ``--json``; once complete, print where."""
+    if path is not None:
+        write_json(path, record)
+        if record.get("complete", True):
+            console().print(f"figures: {path}")
+
+
 def _commit() -> str | None:
     """The running checkout's commit; ``FASTLOAD_COMMIT`` if there is no git history."""
     folder = Path(__file__).resolve().parents[1]
@@ -152,13 +170,6 @@ def _driver_version() -> str | None:
         done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=20)
         return done.stdout.splitlines()[0].strip()
     return None
-
-
-def _version(distribution: str) -> str | None:
-    try:
-        return importlib.metadata.version(distribution)
-    except importlib.metadata.PackageNotFoundError:
-        return None
 
 
 def _pillow_version() -> str:

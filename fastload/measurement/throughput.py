@@ -1,4 +1,4 @@
-"""Training-loop rates with a real or a perfect loader, for ``bench ceiling`` and ``tune``."""
+"""Rates of training loops, for ``bench ceiling`` and ``tune``."""
 
 from __future__ import annotations
 
@@ -12,11 +12,9 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from fastload._arguments import UsageError
 from fastload._batch import map_tensors
-from fastload.device.replay import twin_of
-from fastload.loader import FastLoader
 from fastload.measurement.clock import clock_for
-from fastload.options import resolve_device
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
@@ -48,7 +46,7 @@ class Rate:
     cores: float = 0.0
 
 
-class EmptyLoaderError(ValueError):
+class EmptyLoaderError(UsageError):
     """The loader yields no batch to measure with."""
 
 
@@ -141,52 +139,3 @@ def endless(epochs: Iterable[Any]) -> Iterator[Any]:
 def in_flight(loader: DataLoader[Any]) -> int:
     """Batches a loader may have ready in advance; a rate must not count these."""
     return loader.num_workers * (loader.prefetch_factor or 0) + 2
-
-
-def fed_rate(loader: DataLoader[Any], step: Step, *, seconds: float) -> Rate:
-    """Measure a loop fed by ``loader``, once its prefetched batches are used up.
-
-    A plain loader's workers are shut down at the end. A FastLoader is measured by a copy; its own workers and iterators
-    are left alone.
-    """
-    warm = in_flight(loader)
-    if isinstance(loader, FastLoader):
-        with twin_of(loader) as twin:
-            device = resolve_device(loader.device)
-            return loop_rate(endless(twin), step, device, seconds=seconds, warm_steps=warm)
-    device = resolve_device("auto")
-    feed = endless(loader)
-    try:
-        return loop_rate(feed, step, device, seconds=seconds, warm_steps=warm)
-    finally:
-        feed.close()  # type: ignore[attr-defined]
-        iterator: Any = loader._iterator
-        if iterator is not None:
-            iterator._shutdown_workers()
-            loader._iterator = None
-
-
-def ceiling_rate(
-    loader: DataLoader[Any], step: Step, *, seconds: float, hold: int = 8, warm_steps: int = 3
-) -> Callable[[], Rate]:
-    """Return a function that measures the loop fed by :meth:`FastLoader.replay`, a perfect loader.
-
-    Args:
-        loader: Its first ``hold`` batches are taken now.
-        step: Trains on one batch.
-        seconds: How long each call measures.
-        hold: Batches to keep on the device.
-        warm_steps: Steps before each measurement.
-    """
-    if isinstance(loader, FastLoader):
-        replay = loader.replay(hold, steps=_NO_END).load()
-        device = resolve_device(loader.device)
-    else:
-        with FastLoader.wrap(loader, engine="torch") as wrapped:
-            replay = wrapped.replay(hold, steps=_NO_END).load()
-            device = resolve_device("auto")
-    feed = endless(replay)
-    return lambda: loop_rate(feed, step, device, seconds=seconds, warm_steps=warm_steps)
-
-
-_NO_END = 1 << 30

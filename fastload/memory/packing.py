@@ -17,7 +17,7 @@ import torch.utils.data._utils.collate as torch_collate
 from torch.utils.data import default_collate, get_worker_info
 from torch.utils.data._utils.collate import collate, collate_tensor_fn, default_collate_fn_map
 
-from fastload._batch import Leaf, map_tensors
+from fastload._batch import Leaf, is_plain, map_tensors
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -83,16 +83,7 @@ def aligned(nbytes: int) -> int:
 
 def is_packable(leaf: Any) -> bool:
     """Whether ``leaf`` is a plain tensor in host memory, dense and without autograd history."""
-    return (
-        type(leaf) is torch.Tensor
-        and leaf.layout == torch.strided
-        and leaf.device.type == "cpu"
-        and not leaf.is_nested
-        and not leaf.requires_grad
-        and not leaf.is_quantized
-        and not leaf.is_conj()
-        and not leaf.is_neg()
-    )
+    return type(leaf) is torch.Tensor and leaf.device.type == "cpu" and not leaf.requires_grad and is_plain(leaf)
 
 
 def packed_bytes(data: Any) -> int:

@@ -2,6 +2,9 @@
 
 Torch's workers send every tensor's shared memory by a connection of its own, and pay a page fault for every 4 KiB
 they write there. Here the kernel copies a tensor into a file that is not mapped; the receiver maps it, as torch does.
+
+A batch is pickled within its message, so that one that cannot be pickled, or unpickled, is an error in its turn. In
+torch the message is lost, and the training process waits for it forever.
 """
 
 from __future__ import annotations
@@ -10,42 +13,50 @@ import contextlib
 import errno
 import functools
 import io
+import mmap
 import os
 import pickle
+import reprlib
 import socket
 import sys
 import threading
+import traceback
 from multiprocessing import resource_sharer
 from multiprocessing.reduction import ForkingPickler
 from typing import TYPE_CHECKING, Any, Final, cast
 
 import torch
-import torch.utils.data._utils.fetch as torch_fetch
+from torch._utils import ExceptionWrapper
 from torch.multiprocessing import get_sharing_strategy
 from torch.multiprocessing.reductions import reduce_tensor
-from torch.utils.data import default_collate
-from torch.utils.data._utils.worker import _worker_loop
+from torch.utils.data import default_collate, get_worker_info
 
-from fastload.memory.packing import SMALL_BYTES, collate_into, contiguous_stride, is_packable, stacks_into
+from fastload.memory.packing import SMALL_BYTES, collate_into, contiguous_stride, is_packable
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Sequence
+    from collections.abc import Iterable, Iterator, Sequence
 
 FILES_MAX: Final = 253
 """File descriptors that Linux sends in one message (``SCM_MAX_FD``)."""
 
+CONTENT_BYTES: Final = 1 << 20
+"""A batch of more bytes, its moved tensors aside, goes in a memory file too: a pipe takes it in pieces of 64 KiB."""
+
+ONE_BY_ONE_BYTES: Final = 32 * 1024
+"""Samples of this size and above are written into the file one by one: a write takes as long as copying 20 KiB."""
+
+AT_ONCE_MAX_BYTES: Final = 32 * 1024 * 1024
+"""Largest stack of smaller samples: above this, malloc takes new pages each time, as shared memory does."""
+
 _FEW: Final = 16
-_PLAIN: Final = (int, float, str, bool)
+_DEPTH_MAX: Final = 3
 
 _arriving = threading.local()  # the memory files of the batch that this thread unpickles
 
 
-def send_batches() -> None:
-    """Make this worker process send its batches in memory files, if its fetchers are torch's."""
-    for name in ("_MapDatasetFetcher", "_IterableDatasetFetcher"):
-        kind: Any = getattr(torch_fetch, name, None)
-        if getattr(kind, "__module__", None) == torch_fetch.__name__:
-            kind.fetch = _sending(kind.fetch)
+def send_errors() -> None:
+    """Make this worker process send errors that arrive."""
+    ForkingPickler.register(ExceptionWrapper, reduce_error)
 
 
 def sends_files() -> bool:
@@ -54,37 +65,30 @@ def sends_files() -> bool:
     return bool(strategy == "file_descriptor") and hasattr(os, "memfd_create")
 
 
-def _sending(fetch: Callable[[Any, Any], Any]) -> Any:
-    @functools.wraps(fetch)
-    def fetch_to_send(self: Any, possibly_batched_index: Any, *, __fastload__: Any = None) -> Any:
-        is_sent = sys._getframe(1).f_code is _worker_loop.__code__  # not by a loader that the dataset has
-        if not is_sent or not sends_files():
-            return fetch(self, possibly_batched_index)
-        if stacks_into(self.collate_fn):
-            self.collate_fn = _collate_into_files
-        data = fetch(self, possibly_batched_index)
-        return Sent(data) if type(data) in (torch.Tensor, list, tuple, dict) else data
-
-    return fetch_to_send
-
-
-def _collate_into_files(samples: list[Any]) -> Any:
+def collate_into_files(samples: list[Any]) -> Any:
+    """Collate as ``default_collate`` does, large tensors into memory files."""
     with contextlib.suppress(Exception):
         return collate_into(FileStacker(), samples)
     return default_collate(samples)  # raises torch's error, with torch's frames
 
 
 class FileStacker:
-    """Stacks samples into a memory file, as ``default_collate`` stacks them into shared memory."""
+    """Stacks samples to be sent in memory files, as ``default_collate`` stacks them into shared memory."""
 
     def stack(self, samples: list[torch.Tensor]) -> torch.Tensor:
         """Stack plain tensors of one size and dtype.
 
+        Large ones are written into a file; small ones are stacked for :class:`Sent`, which writes the stack.
+
         Raises:
-            TypeError: They are something else.
+            TypeError: They are something else, or shared memory is faster.
             RuntimeError: There are no more files.
         """
         first = samples[0]
+        if first.nbytes < ONE_BY_ONE_BYTES:
+            if first.nbytes * len(samples) > AT_ONCE_MAX_BYTES:
+                raise TypeError
+            return torch.stack(samples, 0, out=first.new_empty((len(samples), *first.size())))
         kind = first.size(), first.dtype
         if not all(is_packable(sample) and (sample.size(), sample.dtype) == kind for sample in samples):
             raise TypeError
@@ -118,37 +122,96 @@ def stack_one_by_one(samples: Iterable[torch.Tensor], size: Sequence[int]) -> to
 
 
 class Sent:
-    """A batch that is unpickled as its ``data``.
+    """A batch that is unpickled as its ``data``, or as an error.
 
     Tensors to which nothing else refers are moved, small ones within the message. Torch shares the others with the
     worker, which may send them again.
+
+    Args:
+        data: The batch.
+        indices: What it was made of.
+        moves: Whether tensors are moved.
     """
 
-    __slots__ = ("data",)
+    __slots__ = ("data", "indices", "moves")
 
-    def __init__(self, data: Any) -> None:
+    def __init__(self, data: Any, indices: Any = None, *, moves: bool = True) -> None:
         self.data = data
+        self.indices = indices
+        self.moves = moves
 
     def __reduce__(self) -> tuple[Any, ...]:
+        try:
+            try:
+                return self._reduced(in_files=sends_files())
+            except OSError:  # there are no more files
+                return self._reduced(in_files=False)
+        except BaseException:  # noqa: BLE001 - whatever the user's objects raise: it would end the thread that sends
+            return reduce_error(_wrapped(f"when the batch of indices {_shown(self.indices)} was pickled, to be sent"))
+
+    def _reduced(self, *, in_files: bool) -> tuple[Any, ...]:
         content = io.BytesIO()
-        pickler = _Pickler(content, {id(tensor) for tensor in _alone([self.data])})
-        if not pickler.moved or pickler.dispatch_table.get(torch.Tensor) is not reduce_tensor:  # the user's reducer
-            return _itself, (self.data,)
+        pickler = _Pickler(content)
+        if in_files and self.moves and pickler.dispatch_table.get(torch.Tensor) is reduce_tensor:  # not the user's own
+            pickler.moved.update(map(id, _alone([self.data])))
         try:
             pickler.dump(self.data)
-            return _receive, (content.getvalue(), *_posted(pickler.files))
-        except OSError:  # there are no more files
-            return _itself, (self.data,)
+            if not in_files or content.tell() <= CONTENT_BYTES or len(pickler.files) == FILES_MAX:
+                return _receive, (content.getvalue(), *_posted(pickler.files))
+            pickler.files.append(_memory_file())
+            _write(pickler.files[-1], torch.frombuffer(content.getbuffer(), dtype=torch.uint8), 0)
+            return _receive, (None, *_posted(pickler.files))
         finally:
             _close(pickler.files)
+
+
+def _wrapped(note: str) -> ExceptionWrapper:
+    """Wrap the error that is being handled, with a note.
+
+    The error itself may take none.
+    """
+    info = get_worker_info()
+    where = "in the main process" if info is None else f"in DataLoader worker process {info.id}"
+    wrapper = ExceptionWrapper(where=where)  # type: ignore[no-untyped-call]
+    wrapper.exc_msg += f"{note}\n"
+    return wrapper
+
+
+def _shown(indices: Any) -> str:
+    shown = reprlib.Repr()  # unlike repr(), raises no error of an index
+    shown.maxlist = shown.maxtuple = _FEW
+    return shown.repr(indices)
+
+
+def reduce_error(error: ExceptionWrapper) -> tuple[Any, ...]:
+    """Reduce a worker's error, of the nearest type that can be sent.
+
+    One that would end this process, as ``SystemExit``, is a ``RuntimeError``.
+    """
+    kinds: list[bytes] = []
+    for kind in type.mro(error.exc_type):
+        with contextlib.suppress(Exception):  # such as a class within a function
+            if issubclass(kind, Exception):
+                kinds.append(pickle.dumps(kind))
+    return _received_error, (type(error), kinds, error.exc_msg, error.where)
+
+
+def _received_error(wrapper: type, kinds: list[bytes], message: str, where: str) -> Any:
+    error: Any = object.__new__(wrapper)
+    error.exc_type, error.exc_msg, error.where = RuntimeError, message, where
+    for kind in kinds:
+        with contextlib.suppress(Exception):  # of a module that only the worker has
+            error.exc_type = pickle.loads(kind)
+            break
+    return error
 
 
 class _Pickler(ForkingPickler):
     """Moves some tensors, by their ids."""
 
-    def __init__(self, content: io.BytesIO, moved: set[int]) -> None:
+    def __init__(self, content: io.BytesIO) -> None:
         super().__init__(content)
-        self.moved = moved
+        self.moved: set[int] = set()
         self.files: list[int] = []
 
     def reducer_override(self, obj: Any) -> Any:
@@ -205,11 +268,8 @@ def _sharer() -> Any:
     return cast("Any", resource_sharer)._resource_sharer
 
 
-def _itself(data: Any) -> Any:
-    return data
-
-
-def _receive(content: bytes, key: Any = None, count: int = 0) -> Any:
+def _receive(content: bytes | None, key: Any = None, count: int = 0) -> Any:
+    """Receive a batch; without ``content`` it is in the last file."""
     files: list[int] = []
     if key is not None:
         with (
@@ -221,10 +281,23 @@ def _receive(content: bytes, key: Any = None, count: int = 0) -> Any:
         if len(files) < count:
             raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
         _arriving.files = files
-        return pickle.loads(content)
+        if content is not None:
+            return pickle.loads(content)
+        with mmap.mmap(files[-1], 0, prot=mmap.PROT_READ) as whole:
+            return pickle.loads(whole)
+    except Exception as error:
+        if len(files) < count or _is_of_connection(error):
+            raise  # torch explains it: too many files, or a worker that has ended
+        return _wrapped("when a batch of a worker's was unpickled")
     finally:
         _arriving.files = None
         _close(files)
+
+
+def _is_of_connection(error: Exception) -> bool:
+    """Whether files or connections failed, rather than the user's objects."""
+    modules = [frame.f_globals.get("__name__", "") for frame, _ in traceback.walk_tb(error.__traceback__)]
+    return isinstance(error, EOFError | OSError) and any(name.startswith("multiprocessing.") for name in modules)
 
 
 def _mapped(index: int, nbytes: int, *where: Any) -> torch.Tensor:
@@ -251,17 +324,32 @@ def _tensor(storage: Any, dtype: torch.dtype, offset: int, size: Any, stride: An
 
 def _alone(values: list[Any]) -> Iterator[torch.Tensor]:
     """The tensors to which only ``values`` refer, at any depth of lists, tuples and dicts."""
-    if len(values) > _FEW and type(values[0]) in _PLAIN:  # tokens: looking at each would take longer than sending it
+    if len(values) > _FEW and not _may_hold_tensors(values[0]):  # tokens, their dicts: the search would take longer
         return
     for value in values:
         if sys.getrefcount(value) > _REFERENCES:
             continue
-        if type(value) in (list, tuple):
-            yield from _alone(list(value))
-        elif type(value) is dict:
-            yield from _alone(list(value.values()))
+        if (held := _held(value)) is not None:
+            yield from _alone(held)
         elif is_packable(value) and _has_own_storage(value):
             yield value
+
+
+def _may_hold_tensors(value: Any, depth: int = 0) -> bool:
+    """Whether a value is a tensor, or may have one where :func:`_alone` would search."""
+    if (held := _held(value)) is None:
+        return isinstance(value, torch.Tensor)
+    return depth == _DEPTH_MAX or any(_may_hold_tensors(inner, depth + 1) for inner in held)
+
+
+def _held(value: Any) -> list[Any] | None:
+    """What a list, tuple or dict holds, by these classes' own methods; else ``None``."""
+    kind = type(value)  # unlike isinstance(), which believes an object's __class__
+    if issubclass(kind, list):
+        return list.copy(value)
+    if issubclass(kind, tuple):  # or a namedtuple
+        return [*tuple.__iter__(value)]
+    return [*dict.values(value)] if issubclass(kind, dict) else None
 
 
 def _has_own_storage(tensor: torch.Tensor) -> bool:

@@ -11,23 +11,29 @@ other homes.
 
 States: FREE (token in the pipe) → FILLING (a worker owns it) → READY (arrived) → COPYING → FREE. The arena stores them;
 only this file changes them.
+
+A worker that is killed takes along what it has: slots in FILLING are known by their owner. A token that it had read and
+not yet marked, or marked as free and not yet written, is missed once none of the workers is left that might hold it.
 """
 
 from __future__ import annotations
 
 import contextlib
-import errno
 import os
 import threading
 import weakref
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import torch
 
+from fastload._files import open_of_process
 from fastload.memory.arena import PAGE, SLOTS_MAX, TOKEN_BYTES, Arena, Mapping, SlotState, Token
 from fastload.torch_workers.processes import JOIN_S, is_alive
-from fastload.torch_workers.signals import deferred_signals
+from fastload.torch_workers.signals import Finalizer, deferred_signals
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
 HOMES_MAX: Final = 64  # each has two file descriptors
 _POISON: Final = 0xA5
@@ -51,11 +57,7 @@ class Handle:
         Raises:
             OSError: It cannot be opened, or the owner has closed it and it now refers to another file.
         """
-        own = os.open(f"/proc/{self.pid}/fd/{descriptor}", flags | os.O_CLOEXEC)
-        if os.fstat(own).st_ino != inode:
-            os.close(own)
-            raise OSError(errno.ESTALE, "the pool is closed")
-        return own
+        return open_of_process(self.pid, descriptor, inode, flags)
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,7 +80,7 @@ class Lease:
         self._arena = arena
         self._index = index
         self.buffer = arena.mapping.slot(index)
-        self._finalizer = weakref.finalize(self, pool._free, arena, index)
+        self._finalizer = Finalizer(self, pool._free, arena, index)
         self._finalizer.atexit = False
 
     def copying(self) -> None:
@@ -138,6 +140,7 @@ class SlotPool:
         self._wanted = 0
         self._builder: threading.Thread | None = None
         self._closed = False
+        self._users: list[tuple[Callable[[], Any], list[int]]] = []  # iterators and their workers
         self.refusal: str | None = None  # why there are no slots, if that is final
         self._poison = os.environ.get("FASTLOAD_DEBUG") == "1"
         self._pid = os.getpid()  # a forked child has a copy of this object but owns none of its resources
@@ -273,8 +276,18 @@ class SlotPool:
             if self._outside and not self._closed:
                 self._sweep()
 
+    def open_for(self, iterator: Any) -> list[int]:
+        """Return a list for the process ids of ``iterator``'s workers, which start next.
+
+        It stays empty if batches are made here.
+        """
+        pids: list[int] = []
+        with self._lock:
+            self._users.append((weakref.ref(iterator), pids))
+        return pids
+
     def reclaim(self) -> None:
-        """Free the slots of workers that died while filling them.
+        """Free the slots of workers that died while they filled, took or returned them.
 
         Called before new workers start.
         """
@@ -285,6 +298,26 @@ class SlotPool:
                         break  # freeing its last slot closed it
                     if arena.mapping.state(index) == SlotState.FILLING and not is_alive(arena.mapping.owner(index)):
                         self._free(arena, index)
+            before, self._users = self._users, [user for user in self._users if _is_in_use(*user)]
+            if before and not self._users:
+                self._recover()
+
+    def _recover(self) -> None:
+        """Make tokens anew for all slots that are not leased. There must be no workers."""
+        self._drain()
+        for arena in list(self._arenas.values()):
+            leased = 0
+            for index in range(arena.count):
+                state = arena.mapping.state(index)
+                if state == SlotState.FILLING:  # by this process, which was interrupted
+                    arena.mapping.move(index, SlotState.FREE, owner=0)
+                if state >= SlotState.READY:
+                    leased += 1
+                elif arena is self._current:
+                    self._publish(arena, index)
+            if arena is not self._current:
+                self._outside[arena.number] = leased + 1
+                self._count_back(arena.number)
 
     def close(self) -> None:
         """Free registration, memory and descriptors. Copies must have completed.
@@ -372,7 +405,7 @@ class SlotWriter:
         if descriptor not in self._ends:
             with deferred_signals():
                 own = self.handle.open(descriptor, inode, flags | os.O_NONBLOCK)
-                weakref.finalize(self, _close_all, own)
+                Finalizer(self, _close_all, own)
                 self._ends[descriptor] = own
         return self._ends[descriptor]
 
@@ -398,6 +431,10 @@ class SlotWriter:
         _, descriptor, inode = self.handle.homes[token.home]
         with contextlib.suppress(BlockingIOError, BrokenPipeError):
             os.write(self._end(descriptor, inode, os.O_WRONLY), token.pack())
+
+
+def _is_in_use(iterator: Callable[[], Any], pids: list[int]) -> bool:
+    return any(map(is_alive, pids)) if pids else iterator() is not None
 
 
 def _close_all(*descriptors: int) -> None:

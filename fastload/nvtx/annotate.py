@@ -18,7 +18,6 @@ from fastload.nvtx.wrapping import Label, around
 
 if TYPE_CHECKING:
     from collections.abc import Callable
-    from types import TracebackType
 
 F = TypeVar("F", bound="Callable[..., Any]")
 
@@ -135,9 +134,7 @@ class Annotation:
     def __enter__(self) -> Annotation:
         return self
 
-    def __exit__(
-        self, exc_type: type[BaseException] | None, exc: BaseException | None, traceback: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.remove()
 
     def __call__(self, *_: object) -> Any:
@@ -194,9 +191,7 @@ class Block:
             self._open.ranges = []
         self._open.ranges.append(push(NvtxRange(self._message)))
 
-    def __exit__(
-        self, exc_type: type[BaseException] | None, exc: BaseException | None, traceback: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         pop(self._open.ranges.pop())
 
 

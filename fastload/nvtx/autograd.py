@@ -52,11 +52,7 @@ def _settle() -> None:
 
 
 class Boundary:
-    """The start of a module's part of the graph, taken before its forward pass.
-
-    Args:
-        inputs: The call's arguments.
-    """
+    """The start of a module's part of the graph, taken before its forward pass."""
 
     __slots__ = ("_inputs", "_start", "devices")
 
@@ -94,12 +90,7 @@ class Boundary:
 
 
 class BackwardRange:
-    """The range of one call's backward pass, made before the call for inner calls.
-
-    Args:
-        name: The range's name.
-        outer: The range of the enclosing call, which is opened first.
-    """
+    """The range of one call's backward pass; ``outer``, of the enclosing call, is opened first."""
 
     __slots__ = ("_devices", "_exits", "_left", "_lock", "_name", "_outer", "_over", "_range", "_task")
 

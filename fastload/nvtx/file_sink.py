@@ -17,8 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
-_TIMED: Final = "fetch"
-"""The range that also records time blocked and time waiting for a core."""
+_TIMED: Final = "fetch"  # the range that also records time blocked and time waiting for a core
 
 
 @dataclass(slots=True)
@@ -37,12 +36,7 @@ class _Open(threading.local):
 
 
 class Domain:
-    """Writes ranges to a folder. Thread-safe; a forked process starts its own file.
-
-    Args:
-        name: The domain's name.
-        folder: An existing folder.
-    """
+    """Writes ranges to an existing folder. Thread-safe; a forked process starts its own file."""
 
     def __init__(self, name: str, folder: str | Path) -> None:
         self._name = name

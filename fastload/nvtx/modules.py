@@ -20,7 +20,6 @@ from fastload.nvtx.ranges import NvtxRange, listening, pop, push
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
-    from types import TracebackType
 
 
 def annotate_modules(model: nn.Module, depth: int | None = None) -> ModuleAnnotation:
@@ -104,9 +103,7 @@ class ModuleAnnotation:
     def __enter__(self) -> ModuleAnnotation:
         return self
 
-    def __exit__(
-        self, exc_type: type[BaseException] | None, exc: BaseException | None, traceback: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.remove()
 
     def __repr__(self) -> str:

@@ -26,11 +26,7 @@ _lock: Final = threading.RLock()
 
 
 class Site:
-    """A callable with labels. Without any it is unpatched.
-
-    Args:
-        key: Its key in ``_sites``.
-    """
+    """A callable with labels. Without any it is unpatched."""
 
     def __init__(self, key: object) -> None:
         self.key = key
@@ -161,11 +157,7 @@ _sites: Final[dict[object, Site]] = {}
 
 
 def site_of(owner: ModuleType | type, name: str) -> Site:
-    """The site of the attribute ``name`` of ``owner``.
-
-    Raises:
-        TypeError: It is not callable.
-    """
+    """Return the site of an attribute; raises ``TypeError`` if that is not callable."""
     found = inspect.getattr_static(owner, name)
     if isinstance(found, type) or not _is_callable(found):
         example = f"a method of it, such as {name}.__init__" if isinstance(found, type) else "a function or a method"

@@ -11,17 +11,12 @@ from __future__ import annotations
 import os
 import threading
 import zlib
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 import torch
 from torch.autograd import _profiler_enabled  # type: ignore[attr-defined]
 
 from fastload.nvtx import stages
-
-if TYPE_CHECKING:
-    from types import TracebackType
-
-__all__ = ["NvtxRange", "ProcessRange", "listening", "pop", "push"]
 
 # ARGB: less saturated than the colours of the stages, and distinguishable on white.
 _PALETTE: Final = (0xFF8CB369, 0xFFF4A259, 0xFF5B8E7D, 0xFFBC4B51, 0xFF7D70BA, 0xFF3D9FB8, 0xFFC9A227, 0xFF9C6644)
@@ -31,18 +26,15 @@ _RecordFunction: Final[Any] = getattr(torch._C._profiler, "_RecordFunctionFast",
 
 
 class _Thread(threading.local):
-    """A thread's open ranges, outermost first, and its NVTX attributes by name."""
+    """A thread's open ranges, outermost first."""
 
     def __init__(self) -> None:
         self.open: list[NvtxRange] = []
-        self.attributes: dict[str, Any] = {}
 
 
 _thread: Final = _Thread()
-# A forked process continues in a copy of one thread. The parent closes that thread's ranges, and each process must
-# register its own names (see ``stages``).
+# A forked process continues in a copy of one thread, whose ranges the parent closes.
 os.register_at_fork(after_in_child=lambda: _thread.open.clear())
-os.register_at_fork(after_in_child=lambda: _thread.attributes.clear())
 
 if _domain is not None:
 
@@ -75,9 +67,7 @@ class NvtxRange:
     def __enter__(self) -> None:
         push(self)
 
-    def __exit__(
-        self, exc_type: type[BaseException] | None, exc: BaseException | None, traceback: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         pop(self)
 
     def _begin(self) -> None:
@@ -98,11 +88,7 @@ class NvtxRange:
 
 
 class ProcessRange:
-    """A range that begins now and may end on another thread. NVTX only.
-
-    Args:
-        name: What tools show.
-    """
+    """A range that begins now and may end on another thread. NVTX only."""
 
     __slots__ = ("_handle",)
 
@@ -117,20 +103,13 @@ class ProcessRange:
 
 
 def _attributes(name: str, payload: int | None = None, registered: bool = True) -> Any:
-    """NVTX attributes, reused per thread: threads that shared them could swap payloads."""
-    attributes = _thread.attributes.get(name)
-    if attributes is None:
-        colour = _PALETTE[zlib.crc32(name.encode()) % len(_PALETTE)]
-        if registered:
-            attributes = _domain.get_event_attributes(message=name, color=colour)
-            _thread.attributes[name] = attributes
-        else:
-            # The nvtx package caches every registered text forever; the function below the cache does not.
-            register = type(_domain).get_registered_string
-            text = getattr(register, "__wrapped__", register)(_domain, name)
-            attributes = _domain.get_event_attributes(color=colour)
-            attributes.message = text
-    attributes.payload = payload
+    colour = _PALETTE[zlib.crc32(name.encode()) % len(_PALETTE)]
+    if registered:
+        return stages.attributes(name, colour, payload)
+    # The nvtx package caches every registered text forever; the function below the cache does not.
+    register = type(_domain).get_registered_string
+    attributes = _domain.get_event_attributes(color=colour, payload=payload)
+    attributes.message = getattr(register, "__wrapped__", register)(_domain, name)
     return attributes
 
 

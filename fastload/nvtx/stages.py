@@ -17,16 +17,13 @@ from typing import TYPE_CHECKING, Any, Final, Literal, TypeAlias
 if TYPE_CHECKING:
     from collections.abc import Callable
     from contextlib import AbstractContextManager
-    from types import TracebackType
-
-__all__ = ["StageName", "active", "instrument_fetch", "name_thread", "stage"]
 
 StageName: TypeAlias = Literal["fetch", "read", "decode", "collate", "h2d", "epilogue", "wait"]
 
 DOMAIN: Final = "fastload"
 
 # ARGB. A stage has the same colour in every process.
-_COLOURS: Final[dict[StageName, int]] = {
+COLOURS: Final[dict[StageName, int]] = {
     "fetch": 0xFF4E79A7,
     "read": 0xFFA0CBE8,
     "decode": 0xFF76B7B2,
@@ -74,15 +71,10 @@ class _Off:
 
 
 class _Attributes(threading.local):
-    """Event attributes by stage, one set per thread.
-
-    The payload is written into them just before the push; threads that shared a set could swap batch numbers.
-    """
+    """Event attributes by name and colour, per thread: threads that shared them could swap payloads."""
 
     def __init__(self) -> None:
-        self.by_name = {
-            name: _domain.get_event_attributes(message=name, color=colour) for name, colour in _COLOURS.items()
-        }
+        self.made: dict[tuple[str, int], Any] = {}
 
 
 class _Range:
@@ -95,19 +87,26 @@ class _Range:
         self._batch = batch
 
     def __enter__(self) -> None:
-        attributes = _attributes.by_name[self._name]
-        attributes.payload = None if self._batch is None else int(self._batch)
-        _domain.push_range(attributes)
+        batch = None if self._batch is None else int(self._batch)
+        _domain.push_range(attributes(self._name, COLOURS[self._name], batch))
 
-    def __exit__(
-        self, exc_type: type[BaseException] | None, exc: BaseException | None, traceback: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         _domain.pop_range()
 
 
 _domain: Final[Any] = _attach()
-_attributes: Any = _Attributes() if _domain is not None else None
+_attributes: Final = _Attributes()
 _OFF: Final = _Off()
+
+
+def attributes(name: str, colour: int, payload: int | None = None) -> Any:
+    """Return the calling thread's event attributes of a name, which are reused, with a payload."""
+    found = _attributes.made.get((name, colour))
+    if found is None:
+        found = _domain.get_event_attributes(message=name, color=colour)
+        _attributes.made[name, colour] = found
+    found.payload = payload
+    return found
 
 
 def _register_again() -> None:
@@ -115,11 +114,10 @@ def _register_again() -> None:
 
     Nsight Systems drops a forked process's ranges if its parent registered their names.
     """
-    global _attributes
     register: Any = getattr(type(_domain), "get_registered_string", None)
     if hasattr(register, "cache_clear"):
         register.cache_clear()
-    _attributes = _Attributes()
+    _attributes.made.clear()
 
 
 if _domain is not None:
@@ -201,12 +199,8 @@ def name_thread(name: str) -> None:
 
 
 def _batch_of_caller() -> int | None:
-    """Number of the batch being fetched; in a worker only torch's own loop knows it."""
-    caller = sys._getframe(2)
-    if caller.f_code.co_name == "_worker_loop":
-        number = caller.f_locals.get("idx")
-    else:
-        number = getattr(caller.f_locals.get("self"), "_num_yielded", None)
+    """Number of the batch being fetched, which torch's iterator knows."""
+    number = getattr(sys._getframe(2).f_locals.get("self"), "_num_yielded", None)
     return number if isinstance(number, int) else None
 
 
@@ -220,11 +214,16 @@ def _with_stage(fetch: Callable[[Any, Any], Any]) -> Callable[[Any, Any], Any]:
     return fetch_in_stage
 
 
+def without_stage(fetch: Any) -> Any:
+    """A fetcher's ``fetch`` without what :func:`instrument_fetch` has added."""
+    return fetch.__wrapped__ if hasattr(fetch, "__fastload_stage__") else fetch
+
+
 def instrument_fetch() -> None:
     """Wrap torch's data fetchers in this process in ``fetch`` ranges with batch numbers.
 
-    Call it where samples are read: in a worker process, or in the main process with ``num_workers=0``. Does nothing if
-    called again, without a tool attached, or if torch has no such fetchers.
+    For the main process with ``num_workers=0``. Does nothing if called again, without a tool attached, or if torch has
+    no such fetchers.
     """
     if _domain is None:
         return

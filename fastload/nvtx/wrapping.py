@@ -13,6 +13,7 @@ from fastload.nvtx.ranges import NvtxRange, listening, pop, push
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator, Iterable, Mapping
+    from types import FunctionType
 
 Kind: TypeAlias = Literal["function", "generator", "coroutine", "async generator"]
 
@@ -58,15 +59,16 @@ def kind_of(function: Any) -> Kind:
     return "async generator" if inspect.isasyncgenfunction(function) else "function"
 
 
+def is_wrapper(function: FunctionType) -> bool:
+    """Whether :func:`around` has made ``function``."""
+    return function.__globals__ is globals()
+
+
 def around(function: Callable[..., Any], labels: Iterable[Label]) -> Callable[..., Any]:
     """Wrap ``function`` with a range per label around each call; keeps its kind.
 
     A range never stays open while a generator or coroutine is suspended, which may resume in another thread: each
-    period that it runs has its own range.
-
-    Args:
-        function: Called in the ranges.
-        labels: Read at each call; the first is the outermost range.
+    period that it runs has its own range. Labels are read at each call; the first is the outermost range.
     """
 
     def opened(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> NvtxRange | None:

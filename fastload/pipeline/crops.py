@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
 from fastload.pipeline.errors import Refused
-from fastload.pipeline.reader import options_of, plan_of
+from fastload.pipeline.recipe import options_of, plan_of
 from fastload.pipeline.transforms import read_transform
 
 if TYPE_CHECKING:

@@ -19,18 +19,17 @@ from PIL import Image
 from torch.utils.data import Subset
 from torchvision.datasets import DatasetFolder, ImageFolder, ImageNet
 
+from fastload.pipeline.datasets.folders import ORIGINALS
 from fastload.pipeline.errors import Refused
-from fastload.pipeline.library_settings import check_collating
-from fastload.pipeline.monkeypatch_check import Originals
-from fastload.pipeline.transform_roles import patched, role_of
+from fastload.pipeline.installed.settings import check_collating
+from fastload.pipeline.installed.watched import check_libraries
+from fastload.pipeline.roles import patched, role_of
 from fastload.pipeline.transforms import LAYOUT_BY_STRIDE, table_of
-from fastload.pipeline.watched_functions import check_libraries
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
 _FOLDERS: tuple[type, ...] = (ImageFolder, DatasetFolder, ImageNet)
-_ORIGINALS = Originals((*_FOLDERS, Subset))
 
 
 class Untailed:
@@ -110,7 +109,7 @@ class Tail:
 
 def without_tail(dataset: Any) -> Tail | None:
     """Take the tail off a dataset's transform; ``None`` if it has none that is known."""
-    if type(dataset) not in (*_FOLDERS, Subset) or _ORIGINALS.patched(dataset) is not None:
+    if type(dataset) not in (*_FOLDERS, Subset) or ORIGINALS.patched(dataset) is not None:
         return None
     part = copy.copy(dataset)
     if type(dataset) is Subset:

@@ -16,22 +16,23 @@ import torch
 from PIL import Image
 from torchvision.transforms.functional import pil_to_tensor
 
-from fastload.pipeline.erasing import Erasing, Patch, erased_by, read_erasing
+from fastload._compare import same_bits
+from fastload.pipeline.code.own_transforms import own_transform
+from fastload.pipeline.code.views import views_of
+from fastload.pipeline.code.wrappers import ToRGB, parts_of
 from fastload.pipeline.errors import Refused, name_of
-from fastload.pipeline.library_settings import check_dtype, check_modes
-from fastload.pipeline.monkeypatch_check import is_own
-from fastload.pipeline.ops import ON_GRAY, OPS
-from fastload.pipeline.ops_blur import check_behind
-from fastload.pipeline.ops_common import Node, Place, is_v2, pillow_filter
-from fastload.pipeline.ops_tensor import TENSOR_OPS
-from fastload.pipeline.own_transforms import own_transform
-from fastload.pipeline.python_stream import check_others, draws_from_others
-from fastload.pipeline.step_calibration import leaves
-from fastload.pipeline.tensor_resize import TENSOR_FILTERS
-from fastload.pipeline.transform_roles import ORIGINALS, op_of, patched, role_of
-from fastload.pipeline.views import views_of
-from fastload.pipeline.watched_functions import check_libraries
-from fastload.pipeline.wrappers import parts_of
+from fastload.pipeline.installed.patches import is_own
+from fastload.pipeline.installed.python_stream import check_others, draws_from_others
+from fastload.pipeline.installed.resizes import TENSOR_FILTERS
+from fastload.pipeline.installed.settings import check_dtype, check_modes
+from fastload.pipeline.installed.steps import leaves
+from fastload.pipeline.installed.watched import check_libraries
+from fastload.pipeline.nodes import Node, Place, is_v2, pillow_filter
+from fastload.pipeline.ops.blur import check_behind
+from fastload.pipeline.ops.erasing import Erasing, Patch, erased_by, read_erasing
+from fastload.pipeline.ops.table import ON_GRAY, OPS
+from fastload.pipeline.ops.tensor import TENSOR_OPS
+from fastload.pipeline.roles import ORIGINALS, op_of, patched, role_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
@@ -39,6 +40,7 @@ if TYPE_CHECKING:
     from fastload import _core
 
 _TABLE_DTYPES = (torch.float32, torch.float16, torch.bfloat16)
+_CROPS = ("center_crop", "random_crop_v1", "random_crop_v2", "center_crop_or_pad", "python_crop_or_pad")
 _ON_TENSORS = ("AugMix", "ElasticTransform")  # their grids are torch's matrix products and blurs
 LAYOUT_BY_STRIDE = {(35, 7, 1): torch.contiguous_format, (1, 21, 3): torch.channels_last}  # of (3, 5, 7), by strides
 
@@ -90,9 +92,24 @@ class Pipeline:
         )
 
     @property
+    def largest_crop(self) -> int:
+        """Pixels of the largest crop of a fixed size. Pillow limits these, too."""
+        crops = [fields for kind, fields in leaves(self.nodes) if kind in _CROPS]
+        return max((fields["height"] * fields["width"] for fields in crops), default=0)
+
+    @property
     def views(self) -> int:
         """How many images a sample has; if several, they are in a list."""
         return len(self.pixel_steps)
+
+    @property
+    def key(self) -> tuple[Any, ...]:
+        """Equal for pipelines that make equal samples of the same files, but for their layout."""
+        table, erasing = self.table, self.erasing
+        values = None if table is None else (table.dtype, table.contiguous().view(torch.uint8).numpy().tobytes())
+        color = None if erasing is None or erasing.color is None else (erasing.color.dtype, erasing.color.tolist())
+        erased = erasing and (erasing.noise, color)  # a tensor's repr() rounds
+        return repr((self.nodes, self.sizes, self.channels, self.image, erased)), values
 
     def room(self, images: int, allocate: Callable[[int], torch.Tensor] | None = None) -> torch.Tensor:
         """Allocate a batch's pixels: all images' first views, then the second ones ...
@@ -208,7 +225,7 @@ def read_transform(
     layout = None if role_of(pixel_steps[-1]) == "op" else LAYOUT_BY_STRIDE.get(probe.stride())
     if place.gray and probe.is_contiguous():  # whatever the stride of its one channel
         layout = torch.contiguous_format
-    names = tuple(type(step).__name__ for step in steps if role_of(step) == "op")
+    names = tuple(type(step).__name__ for step in steps if role_of(step) == "op" and type(step) is not ToRGB)
     draws_others = draws_from_others(nodes)
     if draws_others:
         check_others()
@@ -225,7 +242,7 @@ def _with_views(transform: Any, views: list[Pipeline]) -> Pipeline:
         raise Refused(f"{name} makes several views, of which one is erased; leave out the erasing")
     alike = [(view.image, None if view.table is None else view.table.dtype) for view in views]
     tables = [view.table for view in views if view.table is not None]
-    if alike != alike[:1] * len(views) or any(not _same(tables[0], table) for table in tables):
+    if alike != alike[:1] * len(views) or any(not same_bits(tables[0], table) for table in tables):
         raise Refused(f"{name} makes views that differ in how they become tensors; make them alike")
     nodes = list(first.nodes)
     for view in views[1:]:
@@ -326,7 +343,7 @@ def _is_uint8(tensor: list[Any]) -> bool:
 def _check_padding(step: Any, tensor: list[Any]) -> None:
     """Refuse a crop that may pad with 0 where black is not 0."""
     table = table_of(tensor)
-    if table is not None and not _same(table[:, 0], torch.zeros(3, dtype=table.dtype)):
+    if table is not None and not same_bits(table[:, 0], torch.zeros(3, dtype=table.dtype)):
         raise Refused(
             f"{name_of(step)} comes after {name_of(tensor[-1])} and would pad small images with 0, which is not black "
             "there; put it before"
@@ -389,7 +406,7 @@ def table_of(tensor: list[Any], channels: int = 3) -> torch.Tensor | None:
     levels = levels[:, :channels]
     images = [levels.reshape(16, 16, channels), np.ascontiguousarray(levels[::-1].reshape(8, 32, channels))]
     tables = [_table(tensor, image) for image in images]
-    if not _same(tables[0], tables[1]):
+    if not same_bits(tables[0], tables[1]):
         raise Refused("what the transforms make of a pixel depends on more than its level and channel")
     table = tables[0]
     if table.dtype == torch.uint8:
@@ -428,8 +445,3 @@ def _through(tensor: list[Any], pixels: np.ndarray[Any, np.dtype[np.uint8]]) -> 
     except Exception as error:  # bad arguments would raise in the workers too
         raise Refused(f"the transforms of the tensor raise {type(error).__name__}: {error}") from error
     return result
-
-
-def _same(a: torch.Tensor, b: torch.Tensor) -> bool:
-    """Compare bits: NaN equals itself, 0.0 differs from -0.0."""
-    return a.dtype == b.dtype and torch.equal(a.contiguous().view(torch.uint8), b.contiguous().view(torch.uint8))

@@ -1,7 +1,7 @@
 """Let the device run the last transforms of a webdataset pipeline's images.
 
 Workers then send the pixels of a batch as uint8, if its first part is images of one size; see
-:mod:`fastload.engines.webdataset_stages`, which makes them.
+:mod:`fastload.lazy.webdataset`, which makes them.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Final
 import torch
 from torch.utils.data import default_collate
 
-from fastload.pipeline.monkeypatch_check import imported
+from fastload.pipeline.installed.patches import imported
 from fastload.pipeline.tail import Tail, split_off
 
 if TYPE_CHECKING:

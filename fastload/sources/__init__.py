@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING
 from fastload._lazy import attributes
 
 if TYPE_CHECKING:
-    from fastload.pipeline.samples import EncodedImage
+    from fastload.pipeline.datasets.samples import EncodedImage
     from fastload.sources.archive_index import ArchiveError
     from fastload.sources.archives import TarImageFolder, TarSamples, ZipImageFolder
     from fastload.sources.object_store import ObjectStoreImageFolder
@@ -16,7 +16,7 @@ else:  # the process that requests objects starts without torch
         __name__,
         {
             "ArchiveError": "fastload.sources.archive_index:ArchiveError",
-            "EncodedImage": "fastload.pipeline.samples:EncodedImage",
+            "EncodedImage": "fastload.pipeline.datasets.samples:EncodedImage",
             "ObjectStoreImageFolder": "fastload.sources.object_store:ObjectStoreImageFolder",
             "SeededSamples": "fastload.sources.seeded_samples:SeededSamples",
             "ParquetImages": "fastload.sources.parquet:ParquetImages",

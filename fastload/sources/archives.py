@@ -11,9 +11,9 @@ import numpy as np
 from torch.utils.data import Dataset
 from torchvision.datasets.folder import IMG_EXTENSIONS
 
-from fastload.pipeline.reader import opened
-from fastload.pipeline.samples import named
-from fastload.sources.archive_index import FOLDER, OTHER, ArchiveError, ArchiveReader, as_list, read_index
+from fastload.pipeline.datasets.samples import named
+from fastload.pipeline.recipe import opened
+from fastload.sources.archive_index import COLUMNS, FOLDER, OTHER, ArchiveError, ArchiveReader, as_list, read_index
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -23,9 +23,7 @@ if TYPE_CHECKING:
     from fastload.sources.archive_index import Paths
 
 _EXTENSIONS: Final = tuple(IMG_EXTENSIONS)
-_KEY: Final = re.compile(r"((?:.*/|)[^./]+)[.]([^/]*)")
-"""A member's key and extension, as webdataset divides its name."""
-
+_KEY: Final = re.compile(r"((?:.*/|)[^./]+)[.]([^/]*)")  # a member's key and extension, as webdataset divides its name
 _LABELS: Final[dict[str, Callable[[bytes], Any]]] = {
     "cls": int,
     "id": int,
@@ -33,7 +31,7 @@ _LABELS: Final[dict[str, Callable[[bytes], Any]]] = {
     "json": json.loads,
     "txt": lambda data: data.decode("utf-8"),
 }
-"""How webdataset's ``decode()`` reads a label, by its extension."""
+"""Readers of labels by extension, as in webdataset's ``decode()``."""
 
 
 class _Archives(Dataset[Any]):
@@ -41,8 +39,8 @@ class _Archives(Dataset[Any]):
 
     Attributes:
         samples: Path and target of each image; the path is ``ARCHIVE/MEMBER``.
-        transform: Of the user; applied to Pillow's image in RGB.
-        target_transform: Of the user.
+        transform: Transform of the user, applied to Pillow's image in RGB.
+        target_transform: Transform of the user, applied to the target.
     """
 
     encodes_raw_targets: ClassVar = True
@@ -133,7 +131,7 @@ class _ArchiveFolder(_Archives):
         if not allow_empty and (empty := classes - {self.classes[target] for target in targets}):
             raise FileNotFoundError(f"Found no valid file for the classes {', '.join(sorted(empty))}.")
         self._archives = np.array([found[name][0] for name in chosen], np.int64)
-        self._places = np.array([found[name][1] for name in chosen], np.int64).reshape(-1, 5)
+        self._places = np.array([found[name][1] for name in chosen], np.int64).reshape(-1, COLUMNS)
         paths = [os.path.join(self.paths[found[name][0]], name) for name in chosen]
         self.samples = self.imgs = list(zip(paths, targets, strict=True))
         self.targets = targets
@@ -160,7 +158,8 @@ class TarImageFolder(_ArchiveFolder):
 
     Samples are ``(transform(image), target_transform(class))``, in the order of torchvision's ``ImageFolder`` over a
     folder into which all archives were extracted. The first time, each archive's headers are read and an index is kept
-    beside it (``ARCHIVE.index.npz``, or in ``~/.cache/fastload/archives``); it is made again when the archive changes.
+    beside it (``ARCHIVE.index.npz``, or in ``~/.cache/fastload/archives``); it is made again when the archive changes,
+    and used only by the user who has made it.
 
     Args:
         path_or_paths: Archives that are not compressed.
@@ -243,7 +242,7 @@ class TarSamples(_Archives):
             self.samples.append(os.path.join(self.paths[archive], found[0]))
             pairs.append((found[1], parts[label][1]))
         self._archives = np.array([archive for archive, _ in keys], np.int64)
-        self._places = np.array(pairs, np.int64).reshape(-1, 2, 5)
+        self._places = np.array(pairs, np.int64).reshape(-1, 2, COLUMNS)
         self._indexes = []
 
     def __len__(self) -> int:

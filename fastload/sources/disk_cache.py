@@ -1,4 +1,4 @@
-"""Files kept on a disk, of at most so many bytes."""
+"""Files kept on a disk, of at most so many bytes, which others cannot forge."""
 
 from __future__ import annotations
 
@@ -6,10 +6,11 @@ import contextlib
 import hashlib
 import os
 import re
-import secrets
 import threading
 import time
 from typing import Final
+
+from fastload.jpeg_index import tagged_files
 
 _KEPT_SHARE: Final = 0.9  # of the bound, after files were removed
 _COUNTED_SHARE: Final = 0.05  # of the bound: files are counted when a process has added so many bytes
@@ -20,31 +21,37 @@ class DiskCache:
     """A folder of files by name; those not read for longest are removed.
 
     Several processes may share it, so that a file may be removed at any time. Thread-safe. Other files in the folder
-    are neither counted nor removed.
+    are neither counted nor removed. Each user's files have names and tags of that user's key
+    (:mod:`fastload.jpeg_index.tagged_files`); who reads a file checks its tags with :meth:`key_of`.
 
     Args:
         folder: Made if there is none.
         max_bytes: Of all files; each further process that adds some may exceed it by a twentieth.
+        key: The user's.
     """
 
-    def __init__(self, folder: str | os.PathLike[str], max_bytes: int) -> None:
+    def __init__(self, folder: str | os.PathLike[str], max_bytes: int, key: bytes) -> None:
         self._folder = os.fspath(folder)
+        self._key = key
         self._max_bytes = max_bytes
         self._lock = threading.Lock()
         os.makedirs(folder, exist_ok=True)
-        self._counted: int | None = None  # bytes of all files, when they were counted
-        self._added = 0  # since then, by this process
+        self._counted = 0  # bytes of all files, when they were counted
+        self._is_counted = False
+        self._added = 0  # since then, by this process; with what it is writing
+        self._writing = 0
+
+    def key_of(self, name: str) -> bytes:
+        """Return the key that a file is tagged with."""
+        return tagged_files.key_for(f"cached {name}", self._key)
 
     def path_of(self, name: str, size: int | None = None) -> str | None:
-        """Return a file's path, and note that it is read.
-
-        ``None`` if there is no such file, it has another size, or it is empty and no size is known: after a crash of
-        the machine files may be.
-        """
+        """Return a file's path, unless its size is wrong, and note that it is read."""
         path = self._path(name)
         try:
             about = os.stat(path)
-            if about.st_size != size and (size is not None or about.st_size == 0):
+            data_bytes = about.st_size - tagged_files.TAGS_BYTES
+            if data_bytes < 0 or (size is not None and data_bytes != size):
                 return None
             os.utime(path, ns=(time.time_ns(), about.st_mtime_ns))  # it is the same file still for those who index it
         except FileNotFoundError:
@@ -54,31 +61,39 @@ class DiskCache:
         return path
 
     def put(self, name: str, data: bytes) -> None:
-        """Keep a file, unless the disk refuses. Others see all or nothing."""
-        if len(data) > self._max_bytes:
+        """Keep a file, whole or not at all, unless there is no room."""
+        size = len(data) + tagged_files.TAGS_BYTES
+        if size > self._max_bytes or not self._reserve(size):
             return
         path = self._path(name)
-        with contextlib.suppress(OSError):
+        try:
             os.makedirs(os.path.dirname(path), exist_ok=True)
-            temporary = f"{path}.{secrets.token_hex(8)}.part"
-            try:
-                with open(temporary, "xb") as file:
-                    file.write(data)
-                os.replace(temporary, path)
-            except BaseException:
-                os.unlink(temporary)
-                raise
+            tagged_files.write(path, data, self.key_of(name))
+        except OSError:
+            pass
+        finally:
             with self._lock:
-                self._added += len(data)
-                if (
-                    self._counted is None
-                    or self._counted + self._added > self._max_bytes
-                    or self._added > _COUNTED_SHARE * self._max_bytes
-                ):
-                    self._count()
+                self._writing -= size
+
+    def _reserve(self, size: int) -> bool:
+        """Make room for a file if need be; return whether there is."""
+        with self._lock:
+            self._added += size
+            self._writing += size
+            if (
+                not self._is_counted
+                or self._counted + self._added > self._max_bytes
+                or self._added > _COUNTED_SHARE * self._max_bytes
+            ):
+                self._count()
+            has_room = self._counted + self._added <= self._max_bytes
+            if not has_room:
+                self._added -= size
+                self._writing -= size
+            return has_room
 
     def _path(self, name: str) -> str:
-        digest = hashlib.blake2b(name.encode("utf-8", "surrogateescape"), digest_size=20).hexdigest()
+        digest = hashlib.blake2b(name.encode("utf-8", "surrogateescape"), key=self._key, digest_size=20).hexdigest()
         return f"{self._folder}/{digest[:2]}/{digest[2:]}"
 
     def _files(self) -> list[tuple[float, int, str]]:
@@ -94,13 +109,13 @@ class DiskCache:
         return found
 
     def _count(self) -> None:
-        """Count the bytes of all files; remove the oldest if these are too many."""
+        """Count the bytes of all files, written and being written; remove the oldest."""
         files = self._files()
-        self._counted, self._added = sum(size for _, size, _ in files), 0
-        if self._counted <= self._max_bytes:
+        self._counted, self._added, self._is_counted = sum(size for _, size, _ in files), self._writing, True
+        if self._counted + self._added <= self._max_bytes:
             return
         files.sort(reverse=True)
-        while files and self._counted > _KEPT_SHARE * self._max_bytes:
+        while files and self._counted + self._added > _KEPT_SHARE * self._max_bytes:
             _, size, path = files.pop()
             with contextlib.suppress(OSError):
                 os.unlink(path)

@@ -1,13 +1,14 @@
 """The process that reads objects of a store, many at a time.
 
-The runtime of ``obstore`` does not survive a fork, which makes most worker processes; and requests so take no time of
-the training process's interpreter. They come through standard input as pickles:
+Worker processes are mostly forked, and the runtime of ``obstore`` does not work in a forked process. A process of its
+own also spares the training process's interpreter the work. Requests come through standard input as pickles:
 
-* ``(number, [(key, size, etag), ...])`` asks for objects; ``(number, LIST)`` for a pickle of all that there are;
-  ``(number, None)`` cancels that.
+* ``(number, [(key, size, etag), ...], True)`` asks for objects, ``False`` for those of the store though they are in the
+  cache; ``(number, LIST)`` for a pickle of all that there are; ``(number, None)`` cancels that.
 * An answer, through a socket, is its number and the number of objects (``HEADER``), with a file in memory: for each
-  object its kind and its length (``ENTRY``); then, for each, its bytes, the path of its file in the cache, or an error
-  as a pickle. So the training process copies nothing, and its interpreter is held once for a batch.
+  object its kind and its length (``ENTRY``); then, for each, its bytes; or the key that its file in the cache is tagged
+  with, and that file's path; or an error as a pickle. So the training process copies nothing, and its interpreter is
+  held once for a batch.
 
 Each request in flight has a thread: obstore's calls that block take half the time of a core that its coroutines take
 (125 us against 258 us for an object of 44 KB).
@@ -27,8 +28,10 @@ import time
 import traceback
 from dataclasses import dataclass, field
 from queue import SimpleQueue
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
+from fastload._install import with_extra
+from fastload.jpeg_index.tagged_files import make_key
 from fastload.sources.disk_cache import DiskCache
 
 HEADER: Final = struct.Struct("<QQ")
@@ -48,6 +51,8 @@ _HALVED_EVERY_S: Final = 1.0
 _BACKOFF_S: Final = 0.1
 _BACKOFF_MAX_S: Final = 8.0
 _STACK_BYTES: Final = 1 << 20  # of a thread
+_OBJECT_MAX: Final = 1 << 31  # bytes that are read of an object: room for all of them is made at once
+_REPEATED_MAX: Final = 1000  # objects that a store lists twice, and as many more as it has
 _PIECES_MAX: Final = 512  # of one write; systems take 1024
 _REFUSALS: Final = ("PermissionDeniedError", "UnauthenticatedError")  # of obstore, and no builtin types
 
@@ -57,12 +62,12 @@ class Setup:
     """What the process is told first.
 
     Attributes:
-        url: Of the store; keys are relative to it.
+        url: URL of the store; keys are relative to it.
         options: Arguments of ``obstore.store.from_url``.
         requests: Requests in flight; ``None`` finds the number.
-        retries: Of a request that has failed.
+        retries: Number of times that a failed request is made again.
         cache_dir: Folder of the cache, if any.
-        max_cache_bytes: Bytes of its files.
+        max_cache_bytes: Most bytes of its files.
     """
 
     url: str
@@ -73,14 +78,23 @@ class Setup:
     max_cache_bytes: int
 
 
+class Kept(NamedTuple):
+    """A file of the cache.
+
+    Attributes:
+        path: Path of the file.
+        tagged_with: Key of its tags.
+    """
+
+    path: str
+    tagged_with: bytes
+
+
 class RequestLimit:
-    """How many requests may be in flight. Not thread-safe.
+    """How many requests may be in flight: a fixed number, or what helps. Not thread-safe.
 
     A rate needs as many as rate x latency. The number is doubled as long as that makes the rate of objects grow, which
     is tried again later, as a busy machine hides it. It is halved when the store fails.
-
-    Args:
-        fixed: The number, if it is not to be found.
     """
 
     def __init__(self, fixed: int | None) -> None:
@@ -97,10 +111,7 @@ class RequestLimit:
             self._rate, self._try_at, self._done = 0.0, 0.0, 0
 
     def finished(self, now: float, *, others_wait: bool) -> None:
-        """Count a request that has ended.
-
-        Unless others wait for their turn, something else is the limit.
-        """
+        """Count a request that has ended; unless others wait, something else is the limit."""
         if self._is_fixed or now < self._try_at:
             return
         if not others_wait:
@@ -159,28 +170,34 @@ class Fetcher:
         self._threads = 0
         self._unfinished = 0  # tasks that wait or are being read
         self._tasks: SimpleQueue[_Wanted] = SimpleQueue()
-        self._cache = None if setup.cache_dir is None else DiskCache(setup.cache_dir, setup.max_cache_bytes)
+        self._cache: DiskCache | None = None
+        try:
+            if setup.cache_dir is not None:
+                self._cache = DiskCache(setup.cache_dir, setup.max_cache_bytes, make_key())
+        except (OSError, ValueError) as error:
+            self._store = error
         self._batches: dict[int, _Batch] = {}
 
-    def take(self, number: int, wanted: Any) -> None:
+    def take(self, number: int, wanted: Any, cached: bool = True) -> None:
         """Begin what a message asks for."""
         if wanted is None:
             if (known := self._batches.get(number)) is not None:
                 known.cancelled = True
             return
         objects = [None] if wanted == LIST else wanted
-        entries = [*map(self._kept, objects)]
+        entries = [self._kept(one) if cached else None for one in objects]
         batch = _Batch(number, entries, entries.count(None))
         self._batches[number] = batch
         if not batch.missing:
             self._answer(batch)
         self._put([_Wanted(batch, place, one) for place, one in enumerate(objects) if entries[place] is None])
 
-    def _kept(self, wanted: Any) -> str | None:
-        """Return an object's path in the cache, if it is there."""
+    def _kept(self, wanted: Any) -> Kept | None:
+        """Return an object's file in the cache, if it is there."""
         if self._cache is None or wanted is None:
             return None
-        return self._cache.path_of(self._name(wanted), wanted[1])
+        path = self._cache.path_of(name := self._name(wanted), wanted[1])
+        return None if path is None else Kept(path, self._cache.key_of(name))
 
     def _name(self, wanted: Any) -> str:
         return f"{self._setup.url} {wanted}"
@@ -230,7 +247,7 @@ class Fetcher:
         if isinstance(self._store, Exception):
             return self._store
         try:
-            data = self._list() if task.wanted is None else self._object(*task.wanted[:2])
+            data = self._list() if task.wanted is None else self._object(*task.wanted)
         except Exception as error:  # noqa: BLE001 - any error of the store; raised in the sample's turn
             if _kind_of(error) is not OSError:
                 return self._named(error, task)
@@ -281,17 +298,29 @@ class Fetcher:
     def _list(self) -> bytes:
         import obstore
 
-        found = [(about["path"], about["size"], about["e_tag"]) for some in obstore.list(self._store) for about in some]
-        return pickle.dumps(found)
+        found: dict[str, tuple[str, int, str | None]] = {}
+        count = 0
+        for some in obstore.list(self._store):
+            found.update((about["path"], (about["path"], about["size"], about["e_tag"])) for about in some)
+            count += len(some)
+            if count > 2 * len(found) + _REPEATED_MAX:
+                raise OSError(f"the store's list repeats itself: {len(found)} different objects among {count}")
+        return pickle.dumps([*found.values()])
 
-    def _object(self, key: str, size: int | None) -> Any:
+    def _object(self, key: str, size: int | None, etag: str | None) -> Any:
         import obstore
 
         answer = obstore.get(self._store, key)
+        announced, found = answer.meta["size"], answer.meta.get("e_tag")
+        if size is not None and announced != size:
+            raise OSError(f"got {announced} bytes of the {size} listed")
+        if announced > _OBJECT_MAX:
+            raise OSError(f"it has {announced} bytes; leave out what has more than {_OBJECT_MAX}")
+        if etag and found and _plain(etag) != _plain(found):
+            raise OSError(f"its entity tag is {found}, and {etag} was listed; make the dataset again if it has changed")
         data = answer.bytes()
-        expected, by = (answer.meta["size"], "announced") if size is None else (size, "listed")
-        if expected != len(data):
-            raise OSError(f"got {len(data)} bytes of the {expected} {by}")
+        if announced != len(data):
+            raise OSError(f"got {len(data)} bytes of the {announced} announced")
         return data
 
     def _named(self, error: BaseException, task: _Wanted) -> Exception:
@@ -300,6 +329,11 @@ class Fetcher:
         kind = _kind_of(error)
         text = str(error).partition("\n")[0]
         return kind(f"{url} cannot be read: {text}" if text else f"{url} cannot be read: {type(error).__name__}")
+
+
+def _plain(etag: str) -> str:
+    """Return an entity tag as all stores write it, in lists and in answers."""
+    return etag.removeprefix("W/").strip('"')
 
 
 def _kind_of(error: BaseException) -> type[OSError]:
@@ -311,8 +345,8 @@ def _kind_of(error: BaseException) -> type[OSError]:
 
 def _as_bytes(entry: Any) -> tuple[int, Any]:
     """Return what kind of entry it is, and its bytes."""
-    if isinstance(entry, str):
-        return KEPT, os.fsencode(entry)
+    if isinstance(entry, Kept):
+        return KEPT, entry.tagged_with + os.fsencode(entry.path)
     return (ERROR, pickle.dumps(entry)) if isinstance(entry, Exception) else (OBJECT, entry)
 
 
@@ -324,10 +358,7 @@ class _Answers:
         self._lock = threading.Lock()
 
     def write(self, header: bytes, pieces: list[Any]) -> None:
-        """Send an answer, or end the process.
-
-        Who asked would wait forever.
-        """
+        """Send an answer, or end the process: who asked would wait forever."""
         try:
             with open(os.memfd_create("fastload-objects"), "wb", buffering=0) as file:
                 for place in range(0, len(pieces), _PIECES_MAX):
@@ -355,7 +386,7 @@ def _store_of(setup: Setup) -> Any:
     try:
         from obstore.store import from_url
     except ImportError as error:
-        return ImportError(f'object stores need obstore; install it: pip install "fastload[stores]" ({error})')
+        return ImportError(f"object stores need obstore; {with_extra('stores')} ({error})")
     try:
         return from_url(setup.url, **setup.options)
     except Exception as error:  # noqa: BLE001 - of many types, which are obstore's own
@@ -364,10 +395,7 @@ def _store_of(setup: Setup) -> Any:
 
 
 def main() -> None:
-    """Answer requests until standard input ends, then end the process.
-
-    Its threads may be waiting for the store.
-    """
+    """Answer requests until standard input ends, then end the process and its threads."""
     try:
         _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
         resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))  # each request in flight has a connection

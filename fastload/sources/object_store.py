@@ -7,15 +7,17 @@ import os
 import weakref
 from concurrent.futures import Future
 from dataclasses import replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 from urllib.parse import urlsplit
 
 from torch.utils.data import Dataset, get_worker_info
 from torchvision.datasets.folder import IMG_EXTENSIONS
 
-from fastload.pipeline.reader import opened
-from fastload.pipeline.samples import KeptFile, named
-from fastload.sources.fetcher import Setup
+from fastload.jpeg_index.tagged_files import make_key
+from fastload.pipeline.datasets.samples import KeptFile, named
+from fastload.pipeline.recipe import opened
+from fastload.sources.fetcher import Kept, Setup
 from fastload.sources.requests import Requests
 
 if TYPE_CHECKING:
@@ -35,31 +37,34 @@ class ObjectStoreImageFolder(Dataset[tuple[Any, Any]]):
     order. Torch's workers request a batch at once.
 
     Args:
-        url: ``"s3://bucket/folder"``, ``gs://``, ``az://``, ``https://`` or ``file://``: what classes lie in.
+        url: ``"s3://bucket/folder"``, ``gs://``, ``az://``, ``https://`` or ``file:///absolute/folder``: what
+            classes lie in.
         transform: Of images, which are RGB.
         target_transform: Of class indices.
         keys: ``"class/name.jpg"``, below the URL; needed for ``https://``, which cannot be listed.
         requests: Requests in flight; ``None`` tries more while that makes the rate grow, up to 512 for each process of
             requests. There is one of those for every four cores, at most four.
         retries: Of a request that fails with anything but a missing object or permission, with back-off: about 0.1 s,
-            then twice as long each time, up to 8 s. A body that is shorter than announced is such a failure.
-        cache_dir: Where objects are kept on a disk; other processes may use the same. Objects of ``keys`` are not
-            requested again when they have changed.
+            then twice as long each time, up to 8 s. A body that is shorter than announced is such a failure, and so is
+            another size or entity tag than was listed.
+        cache_dir: Where objects are kept on a disk; other processes may use the same, but not another user's files.
+            Objects of ``keys`` are not requested again when they have changed.
         max_cache_bytes: Most bytes there, and a twentieth more for each further process of requests that adds some;
             what was not read for longest is removed.
         options: Further arguments of ``obstore.store.from_url``, such as ``config`` and ``client_options``.
 
     Attributes:
-        classes: Their names, sorted.
-        class_to_idx: From name to index.
+        classes: Names of the classes, sorted.
+        class_to_idx: Index of each class by its name.
         samples: Keys, below the URL, and class indices.
         targets: Class indices.
 
     Raises:
         FileNotFoundError: There are no images.
         OSError: ``cache_dir`` is no folder and cannot be made one.
-        ImportError: ``obstore`` is missing: ``pip install fastload[stores]``.
-        ValueError: ``obstore`` takes no such URL or options.
+        ImportError: ``obstore`` is missing; the extra ``stores`` has it.
+        ValueError: The URL has no absolute path or bucket, ``obstore`` takes no such URL or options, or ``cache_dir``
+            has no use as this user's key cannot be read.
     """
 
     def __init__(
@@ -79,15 +84,14 @@ class ObjectStoreImageFolder(Dataset[tuple[Any, Any]]):
         for name, (number, least) in least_of.items():
             if number is not None and number < least:
                 raise ValueError(f"{name} must be >= {least}, got {number}")
-        if not urlsplit(os.fspath(url)).scheme:
-            raise ValueError(f"url must begin with s3://, gs://, az://, https:// or file://, got {os.fspath(url)!r}")
+        self.root = _checked(url)
         if isinstance(keys, str):
             raise TypeError(f"keys must be several, such as ['class/name.jpg'], got the str {keys!r}")
-        self.root = url.rstrip("/")
         self.transform = transform
         self._target_transform = target_transform
         if (cache := None if cache_dir is None else os.path.abspath(cache_dir)) is not None:
             os.makedirs(cache, exist_ok=True)
+            make_key()
         # Retried by the fetcher, which also knows of bodies that are cut short.
         without = {**options, "retry_config": {"max_retries": 0}}
         self._setup = Setup(self.root, without, requests, retries, cache, max_cache_bytes)
@@ -137,10 +141,7 @@ class ObjectStoreImageFolder(Dataset[tuple[Any, Any]]):
         return f"{self.root}/{self.samples[index][0]}"
 
     def encoded(self, index: int) -> tuple[Any, Any]:
-        """Return a sample's encoded image and target. Blocks.
-
-        The image is a path if it is in the cache.
-        """
+        """Return a sample's encoded image, or its file in the cache, and target. Blocks."""
         (entry,) = self.encoded_many([index]).result()
         if isinstance(entry, Exception):
             raise entry
@@ -157,7 +158,7 @@ class ObjectStoreImageFolder(Dataset[tuple[Any, Any]]):
             if answer.cancelled() or not made.set_running_or_notify_cancel():
                 return
             try:
-                made.set_result([self._entry(*one) for one in zip(indices, answer.result(), wanted, strict=True)])
+                made.set_result([self._entry(*one) for one in zip(answer.result(), wanted, strict=True)])
             except BaseException as error:  # noqa: BLE001 - raised where the answer is taken
                 made.set_exception(error)
 
@@ -170,13 +171,21 @@ class ObjectStoreImageFolder(Dataset[tuple[Any, Any]]):
         made.add_done_callback(cancel)
         return made
 
-    def _entry(self, index: int, data: Any, sample: tuple[str, int]) -> Any:
-        if isinstance(data, str):
-            data = KeptFile(data, lambda: self.encoded(index)[0])
+    def _fetched(self, key: str) -> Any:
+        """Return an object of the store, whatever the cache has. Blocks."""
+        (data,) = self._asked().ask([(key, *self._about.get(key, (None, None)))], cached=False).result()
+        if isinstance(data, Exception):
+            raise data
+        return data
+
+    def _entry(self, data: Any, sample: tuple[str, int]) -> Any:
+        key, target = sample
+        if isinstance(data, Kept):
+            data = KeptFile(data.path, data.tagged_with, lambda: self._fetched(key))
         if isinstance(data, Exception) or self._target_transform is None:
-            return data if isinstance(data, Exception) else (data, sample[1])
+            return data if isinstance(data, Exception) else (data, target)
         try:
-            return data, self._target_transform(sample[1])
+            return data, self._target_transform(target)
         except Exception as error:  # noqa: BLE001 - raised in the sample's turn
             return error
 
@@ -202,6 +211,21 @@ def shares_of(setup: Setup, processes: int) -> list[Setup]:
     processes = min(processes, setup.requests)
     number, rest = divmod(setup.requests, processes)
     return [replace(setup, requests=number + (place < rest)) for place in range(processes)]
+
+
+def _checked(url: str) -> str:
+    """Return a URL without slashes at its end; raises ``ValueError`` for what obstore misreads."""
+    parts = urlsplit(url := os.fspath(url))
+    if not parts.scheme:
+        raise ValueError(f"url must begin with s3://, gs://, az://, https:// or file://, got {url!r}")
+    if parts.scheme == "file" and (parts.netloc not in ("", "localhost") or not parts.path.startswith("/")):
+        path = os.path.abspath(os.path.expanduser(parts.netloc + parts.path))
+        raise ValueError(f"a file:// URL must have an absolute path, got {url!r}; write {Path(path).as_uri()!r}")
+    if parts.scheme not in ("file", "memory") and not parts.netloc:
+        raise ValueError(f"url must name a bucket or host behind {parts.scheme}://, got {url!r}")
+    if parts.fragment or (parts.query and parts.scheme not in _NOT_LISTED):  # obstore ignores these
+        raise ValueError(f"url must have no '?' and no '#', got {url!r}; write %3F and %23")
+    return url.rstrip("/")
 
 
 def _is_image(key: str) -> bool:

@@ -14,9 +14,10 @@ import numpy as np
 import torch
 from torch.utils.data import Dataset, Sampler
 
-from fastload.pipeline.reader import opened
-from fastload.pipeline.samples import EncodedImage, named
-from fastload.sources.archive_index import STORED, ArchiveError, ArchiveReader, as_list, stamp_of
+from fastload._files import open_file
+from fastload.pipeline.datasets.samples import EncodedImage, named
+from fastload.pipeline.recipe import opened
+from fastload.sources.archive_index import COLUMNS, STORED, ArchiveError, ArchiveReader, as_list, stamp_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -27,8 +28,9 @@ if TYPE_CHECKING:
 
 _ARROW: Final = b"ARROW1"
 _PARQUET: Final = b"PAR1"
-_CONTINUED: Final = b"\xff\xff\xff\xff"
-"""How a stream of Arrow's begins."""
+_CONTINUED: Final = b"\xff\xff\xff\xff"  # how a stream of Arrow's begins
+_END: Final = _CONTINUED + bytes(4)  # how it ends
+_HOW: Final[Any] = {"pre_buffer": False, "page_checksum_verification": True}
 
 
 @dataclass(frozen=True)
@@ -37,8 +39,9 @@ class _Contents:
 
     Attributes:
         groups: Rows of each row group, or record batch.
-        labels: Of all rows; ``None`` if none are asked for.
-        places: Of an Arrow file, as ``ArchiveIndex.places``; an offset of -1 is no image. ``None`` of a Parquet file.
+        labels: Labels of all rows; ``None`` if none are asked for.
+        places: Places of images in an Arrow file, as ``ArchiveIndex.places``; an offset of -1 is no image. ``None``
+            for a Parquet file.
     """
 
     groups: list[int]
@@ -219,18 +222,19 @@ class _RowGroups:
         return value
 
     def _read(self, file: int, group: int) -> Any:
-        import pyarrow
         from pyarrow import parquet
 
         path = self._paths[file]
         try:
-            with open(path, "rb") as source:
+            with open_file(path) as source:
                 if stamp_of(os.fstat(source.fileno())) != self._stamps[file]:
                     raise ArchiveError(f"{path} has changed since it was opened; make the dataset again")
-                table = parquet.ParquetFile(source, pre_buffer=False).read_row_group(
+                table = parquet.ParquetFile(source, **_HOW).read_row_group(
                     group, columns=[self._image], use_threads=False
                 )
-        except (pyarrow.ArrowException, OSError) as error:
+        except ArchiveError:
+            raise
+        except Exception as error:  # of many types
             raise ArchiveError(f"{path} is damaged in row group {group}, write it again: {error}") from error
         return _bytes_of(table.column(0))
 
@@ -267,17 +271,19 @@ def _read(path: str, image: str, label: str | None) -> _Contents:
         ImportError: pyarrow is not installed.
     """
     try:
-        import pyarrow
+        import pyarrow  # noqa: F401 - whether it is there
     except ImportError as error:
         raise ImportError("ParquetImages needs pyarrow; install it: pip install pyarrow") from error
-    with open(path, "rb") as file:
+    with open_file(path) as file:
         begin = file.read(6)
     try:
         if begin[:4] == _PARQUET:
             return _of_parquet(path, image, label)
         if begin == _ARROW or begin[:4] == _CONTINUED:
             return _of_arrow(path, image, label, is_stream=begin != _ARROW)
-    except (pyarrow.ArrowException, OSError) as error:
+    except ArchiveError:
+        raise
+    except Exception as error:  # of many types
         raise ArchiveError(f"{path} is damaged, write it again: {error}") from error
     raise ArchiveError(f"{path} must be a Parquet or Arrow file, and begins with {begin!r}")
 
@@ -285,7 +291,7 @@ def _read(path: str, image: str, label: str | None) -> _Contents:
 def _of_parquet(path: str, image: str, label: str | None) -> _Contents:
     from pyarrow import parquet
 
-    with parquet.ParquetFile(path, pre_buffer=False) as file:
+    with parquet.ParquetFile(path, **_HOW) as file:
         _check_columns(path, file.schema_arrow, image, label)
         about = file.metadata
         groups = [about.row_group(number).num_rows for number in range(about.num_row_groups)]
@@ -300,10 +306,11 @@ def _of_arrow(path: str, image: str, label: str | None, *, is_stream: bool) -> _
 
     groups: list[int] = []
     labels: list[Any] = []
-    places = [np.empty((0, 5), np.int64)]
+    places = [np.empty((0, COLUMNS), np.int64)]
     with pyarrow.memory_map(path) as file:
         whole = file.read_buffer()
-        reader = pyarrow.ipc.open_stream(whole) if is_stream else pyarrow.ipc.open_file(whole)
+        source = pyarrow.BufferReader(whole)
+        reader = pyarrow.ipc.open_stream(source) if is_stream else pyarrow.ipc.open_file(source)
         _check_columns(path, reader.schema, image, label)
         for batch in reader if is_stream else map(reader.get_batch, range(reader.num_record_batches)):
             column = batch.column(image)
@@ -315,6 +322,8 @@ def _of_arrow(path: str, image: str, label: str | None, *, is_stream: bool) -> _
             if label is not None:
                 batch.column(label).validate(full=True)
                 labels += batch.column(label).to_pylist()
+        if is_stream and whole.slice(source.tell() - len(_END), len(_END)) != _END:
+            raise ArchiveError(f"{path} must end as Arrow's streams do, and was cut short; write it again")
     return _Contents(groups, None if label is None else labels, np.concatenate(places))
 
 
@@ -323,7 +332,7 @@ def _places_of(path: str, data: Any, valid: NDArray[np.bool_], whole: Any) -> ND
     import pyarrow
 
     kind: Any = np.int64 if pyarrow.types.is_large_binary(data.type) else np.int32
-    places = np.full((len(data), 5), [STORED, -1, 0, 0, -1], np.int64)
+    places = np.full((len(data), COLUMNS), [STORED, -1, 0, 0, -1, 0, 0], np.int64)
     _, ends, values = data.buffers()
     if not len(data) or values is None:
         return places

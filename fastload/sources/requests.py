@@ -11,19 +11,21 @@ import socket
 import subprocess
 import sys
 import threading
-import weakref
 from concurrent.futures import Future
 from queue import SimpleQueue
 from typing import TYPE_CHECKING, Any, Final, TypeAlias, cast
 
-from fastload.sources.fetcher import ENTRY, HEADER, KEPT, LIST, OBJECT
+from fastload.jpeg_index.tagged_files import KEY_BYTES
+from fastload.sources import fetcher
+from fastload.sources.fetcher import ENTRY, HEADER, KEPT, LIST, OBJECT, Kept
+from fastload.torch_workers.signals import Finalizer
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from fastload.sources.fetcher import Setup
 
-Answer: TypeAlias = "Future[list[memoryview | str | Exception]]"
+Answer: TypeAlias = "Future[list[memoryview | Kept | Exception]]"
 _JOIN_S: Final = 5.0
 _COPIED_BYTES: Final = 1 << 24  # at most, of a file; one read takes 2 GB
 
@@ -32,9 +34,6 @@ class Requests:
     """Objects that are asked for here and read in another process.
 
     Thread-safe; a forked child makes its own.
-
-    Args:
-        setup: What is read, and how.
     """
 
     def __init__(self, setup: Setup) -> None:
@@ -43,7 +42,7 @@ class Requests:
         with theirs:
             self._process = subprocess.Popen(
                 # -P: a file of the current folder may be called as a module of Python's
-                [sys.executable, "-P", "-m", "fastload.sources.fetcher", str(theirs.fileno())],
+                [sys.executable, "-P", "-m", fetcher.__name__, str(theirs.fileno())],
                 stdin=subprocess.PIPE,
                 pass_fds=[theirs.fileno()],
                 env={**os.environ, "PYTHONPATH": os.pathsep.join(path or os.getcwd() for path in sys.path)},
@@ -60,21 +59,18 @@ class Requests:
                 (_send_messages, self._messages, "fastload-requests-sender"),
             )
         ]
-        self.close = weakref.finalize(self, _close, os.getpid(), self._process, self._answers, self._messages, threads)
+        self.close = Finalizer(self, _close, os.getpid(), self._process, self._answers, self._messages, threads)
         for thread in threads:
             thread.start()
 
-    def ask(self, objects: Sequence[tuple[str, int | None, str | None]] | str) -> Answer:
-        """Ask for objects: key, and size and entity tag as far as they are known.
+    def ask(self, objects: Sequence[tuple[str, int | None, str | None]] | str, *, cached: bool = True) -> Answer:
+        """Ask for objects: key, and size and entity tag as far as known. Doesn't block.
 
-        Does not block.
-
-        Returns:
-            For each its bytes, the path of its file in the cache, or an error that names it. Cancelling it ends the
-            requests.
+        With ``cached``, those in the cache will do. Returns for each its bytes, its file in the cache, or an error that
+        names it. Cancelling that ends the requests.
         """
         number, answer = next(self._numbers), Future[Any]()
-        message = pickle.dumps((number, objects))
+        message = pickle.dumps((number, objects, cached))
         self._pending[number] = answer
         answer.add_done_callback(lambda done: self._cancelled(number) if done.cancelled() else None)
         self._messages.put(message)
@@ -91,10 +87,7 @@ class Requests:
         return listed
 
     def _cancelled(self, number: int) -> None:
-        """Tell the process.
-
-        Called in any thread, and by a garbage collection within any other call.
-        """
+        """Tell the process. Called in any thread, and by garbage collections within any call."""
         if self._pending.pop(number, None) is not None:
             self._messages.put(pickle.dumps((number, None)))
 
@@ -157,10 +150,12 @@ def _content(descriptor: int, count: int) -> bytes | mmap.mmap:
     return mmap.mmap(descriptor, size, prot=mmap.PROT_READ)
 
 
-def _entry(kind: int, data: memoryview) -> memoryview | str | Exception:
+def _entry(kind: int, data: memoryview) -> memoryview | Kept | Exception:
     if kind == OBJECT:
         return data
-    return os.fsdecode(bytes(data)) if kind == KEPT else cast("Exception", pickle.loads(data))
+    if kind == KEPT:
+        return Kept(os.fsdecode(bytes(data[KEY_BYTES:])), bytes(data[:KEY_BYTES]))
+    return cast("Exception", pickle.loads(data))
 
 
 def _fail(process: subprocess.Popen[bytes], pending: dict[int, Answer], cause: str | None = None) -> None:

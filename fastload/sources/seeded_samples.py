@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 
-from fastload.pipeline.index_seeds import random_states_kept, seed_for_index, set_states
+from fastload.randomness.by_sample import random_states_kept, seed_for_index, set_states
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

@@ -8,27 +8,26 @@ microseconds, so it is done for batches that take milliseconds and for a few oth
 from __future__ import annotations
 
 import contextlib
-import functools
 import os
-import sys
 import time
 import weakref
 from typing import TYPE_CHECKING, Any, Final
 
 from fastload.stats.shared_counters import FIGURES, SharedCounters
 from fastload.stats.stack_sampler import StackSampler
+from fastload.torch_workers.signals import Finalizer
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
 CLOSELY_S: Final = 0.002
-"""After a fetch longer than this, the next one is divided, at about 5 µs."""
+"""Length of a fetch after which the next one is divided, which takes about 5 µs."""
 
 CLOSELY_EVERY: Final = 64
 SAMPLER_AFTER_S: Final = 0.15
 """Seconds of fetching before the stack sampler starts, so that short programs have none."""
 
-(_BATCHES, _IMAGES, _FETCH, _COLLATE, _LOOKED, _BUSY, _QUEUED, _DECODE, _PYTHON) = range(len(FIGURES))
+(_BATCHES, _IMAGES, _FETCH, _COLLATE, _LOOKED, _BUSY, _QUEUED, _DECODE, _PYTHON, _SAMPLES) = range(len(FIGURES))
 
 
 class WorkerCounters:
@@ -40,73 +39,82 @@ class WorkerCounters:
         whole_process: Whether to count the processor time of all threads, as in a worker process.
     """
 
+    __slots__ = (
+        *("_shared", "_worker", "_computed", "is_fetching", "began", "split", "made", "images"),
+        *("timed_batches", "timed_images", "timed_fetch_s", "timed_collate_s", "_fetched_s", "_last_s", "_count"),
+        *("is_divided", "_busy", "_queued", "_queue", "_waits", "_computes", "_sampler", "__weakref__"),
+    )
+
     def __init__(self, shared: SharedCounters, worker: int, *, whole_process: bool) -> None:
         self._shared = shared
         self._worker = worker
         self._computed = time.process_time if whole_process else time.thread_time
         self.is_fetching = False
-        self.is_inside = False  # between begin() and end() or fail()
+        self.began = self.split = self.made = 0.0  # when the last batch was begun, read and complete
+        self.images = 1
+        self.timed_batches = self.timed_images = 0  # this and the next line: of batches that were only timed
+        self.timed_fetch_s = self.timed_collate_s = 0.0
         self._fetched_s = 0.0  # total
         self._last_s = 0.0
         self._count = 0
-        self._is_divided = False
-        self._began = self._split = self._busy = self._queued = 0.0
-        self._images = 1
+        self.is_divided = False
+        self._busy = self._queued = 0.0
         self._queue: int | None = None
         self._waits: dict[str, float] = {}
         self._computes: dict[str, float] = {}
-        self._sampler = (
-            StackSampler(self._is_fetching, self._record) if hasattr(time, "pthread_getcpuclockid") else None
-        )
+        sampled = shared.sampled and hasattr(time, "pthread_getcpuclockid")
+        self._sampler = StackSampler(self._is_fetching, self._record) if sampled else None
 
-    def begin(self) -> None:
-        """Record that a fetch begins."""
-        self.is_inside = True
+    def begin(self, *, closely: bool = False) -> None:
+        """Record that a fetch begins, which is divided if ``closely``, and otherwise now and then."""
         self._count += 1
-        self._is_divided = self._last_s > CLOSELY_S or self._count % CLOSELY_EVERY == 2
-        self._images = 1
-        self._split = 0.0
+        self.is_divided = closely or self._last_s > CLOSELY_S or self._count % CLOSELY_EVERY == 2
+        self.images = 1
+        self.split = 0.0
         self.is_fetching = True
-        if self._is_divided:
+        if self.is_divided:
             self._busy, self._queued = self._computed(), self._in_queue()
-        self._began = time.monotonic()
+        self.began = time.monotonic()
 
-    def collates(self, samples: Any, batched: bool) -> None:
+    def collates(self) -> None:
         """Record that samples have been read and the collate function is about to run."""
-        if batched:
-            with contextlib.suppress(TypeError):
-                self._images = len(samples)
-        self._split = now = time.monotonic()
+        self.split = time.monotonic()
         self.is_fetching = False
-        self._last_s = took = now - self._began
+        if self.is_divided:
+            self._busy, self._queued = self._computed() - self._busy, self._in_queue() - self._queued
+
+    def end(self, batch: int | None) -> None:
+        """Record that the batch is complete."""
+        if not self.split:  # the collate function was not wrapped
+            self.collates()
+        self.is_fetching = False
+        self.made = now = time.monotonic()
+        split = self.split
+        self._last_s = took = split - self.began
         shared, worker = self._shared, self._worker
         shared.add(worker, _FETCH, took)
-        if self._is_divided:
-            busy = min(took, self._computed() - self._busy)
+        shared.add(worker, _COLLATE, now - split)
+        shared.add(worker, _IMAGES, self.images)
+        if self.is_divided:
+            busy = min(took, self._busy)
             shared.add(worker, _LOOKED, took)
             shared.add(worker, _BUSY, busy)
-            shared.add(worker, _QUEUED, min(took - busy, self._in_queue() - self._queued))
+            shared.add(worker, _QUEUED, min(took - busy, self._queued))
+        if batch is not None:
+            shared.note(batch, self.images, self.began, split, now)
+        shared.add(worker, _BATCHES, 1)
         self._fetched_s += took
         if self._sampler is not None and self._fetched_s > SAMPLER_AFTER_S:
             self._sample_stack()
 
-    def end(self, batch: int | None) -> None:
-        """Record that the batch is complete."""
-        if not self._split:  # the collate function was not wrapped
-            self.collates((), False)
-        self.is_fetching = self.is_inside = False
-        now = time.monotonic()
-        split = self._split
-        shared, worker = self._shared, self._worker
-        shared.add(worker, _COLLATE, now - split)
-        shared.add(worker, _IMAGES, self._images)
-        if batch is not None:
-            shared.note(batch, self._images, self._began, split, now)
-        shared.add(worker, _BATCHES, 1)
+    @property
+    def is_quick(self) -> bool:
+        """Whether the last fetch that was not only timed took no longer than :data:`CLOSELY_S`."""
+        return self._last_s <= CLOSELY_S
 
     def fail(self) -> None:
         """Record that the fetch raised an error or reached the end of a stream."""
-        self.is_fetching = self.is_inside = False
+        self.is_fetching = False
 
     def close(self) -> None:
         """Stop sampling the stack. Idempotent."""
@@ -120,7 +128,7 @@ class WorkerCounters:
             self._queue = -1
             with contextlib.suppress(OSError):
                 self._queue = os.open("/proc/thread-self/schedstat", os.O_RDONLY | os.O_CLOEXEC)
-                weakref.finalize(self, os.close, self._queue)
+                Finalizer(self, os.close, self._queue)
         if self._queue < 0:
             return 0.0
         try:
@@ -141,6 +149,7 @@ class WorkerCounters:
         return self.is_fetching
 
     def _record(self, computed_s: float, waited_s: float, in_codec: bool, place: str) -> None:
+        self._shared.add(self._worker, _SAMPLES, 1)
         self._shared.add(self._worker, _DECODE if in_codec else _PYTHON, computed_s)
         for line, (places, seconds) in enumerate(((self._waits, waited_s), (self._computes, computed_s))):
             places[place] = places.get(place, 0.0) + seconds
@@ -150,17 +159,29 @@ class WorkerCounters:
 class _Collate:
     """Wraps a fetcher's collate function and records when it is called."""
 
+    __slots__ = ("_batched", "_counters", "collate_fn")
+
     def __init__(self, collate_fn: Callable[[Any], Any], counters: WorkerCounters, batched: bool) -> None:
         self.collate_fn = collate_fn
         self._counters = counters
         self._batched = batched
 
     def __call__(self, samples: Any) -> Any:
-        self._counters.collates(samples, self._batched)
+        counters = self._counters
+        if counters.is_divided:
+            counters.collates()
+        else:  # the same, without a call
+            counters.split = time.monotonic()
+            counters.is_fetching = False
+        if self._batched:
+            try:  # not suppress(), which takes longer than the rest
+                counters.images = len(samples)
+            except TypeError:
+                counters.images = 1
         return self.collate_fn(samples)
 
 
-def _listen(fetcher: Any, counters: WorkerCounters) -> None:
+def listen(fetcher: Any, counters: WorkerCounters) -> None:
     """Wrap the fetcher's collate function; without one, all time counts as fetching."""
     collate_fn = getattr(fetcher, "collate_fn", None)
     if collate_fn is not None and type(collate_fn) is not _Collate:
@@ -168,78 +189,54 @@ def _listen(fetcher: Any, counters: WorkerCounters) -> None:
             fetcher.collate_fn = _Collate(collate_fn, counters, getattr(fetcher, "auto_collation", True))
 
 
-class MeasuredWorker:
-    """A ``worker_init_fn`` that measures the worker's fetches, then calls the user's.
+class TimedFetch:
+    """Replaces one fetcher's ``fetch`` in the main process. Holds it weakly, without a cycle.
 
-    Picklable if the user's is.
-
-    Args:
-        worker_init_fn: The user's.
-        shared: Receives the figures.
+    Most quick batches are only timed: one of small rows takes 0.07 ms, of which all figures would be 5%.
     """
 
-    def __init__(self, worker_init_fn: Callable[[int], None] | None, shared: SharedCounters) -> None:
-        self.worker_init_fn = worker_init_fn
-        self.shared = shared
-
-    def __call__(self, worker_id: int) -> None:  # noqa: D102
-        measure_class(WorkerCounters(self.shared, worker_id, whole_process=True))
-        if self.worker_init_fn is not None:
-            self.worker_init_fn(worker_id)
-
-
-def measure_class(counters: WorkerCounters) -> None:
-    """Measure every fetch in this worker process. Does nothing if torch lacks these fetchers."""
-    try:
-        from torch.utils.data._utils import fetch as torch_fetch
-    except ImportError:
-        return
-    for name in ("_MapDatasetFetcher", "_IterableDatasetFetcher"):
-        kind = getattr(torch_fetch, name, None)
-        if kind is not None and hasattr(kind, "fetch"):
-            kind.fetch = _measured(kind.fetch, counters)
-
-
-def _measured(fetch: Callable[[Any, Any], Any], counters: WorkerCounters) -> Callable[[Any, Any], Any]:
-    @functools.wraps(fetch)
-    def fetch_measured(self: Any, possibly_batched_index: Any, *, __fastload__: Any = None) -> Any:
-        if counters.is_inside:  # the dataset iterates a loader of its own to make a sample
-            return fetch(self, possibly_batched_index)
-        caller = sys._getframe(1)  # torch's loop: it alone knows the batch's number
-        while caller.f_code.co_name != "_worker_loop" and caller.f_back is not None:
-            caller = caller.f_back
-        batch = caller.f_locals.get("idx")
-        _listen(self, counters)
-        counters.begin()
-        try:
-            data = fetch(self, possibly_batched_index)
-        except BaseException:
-            counters.fail()
-            raise
-        counters.end(batch if isinstance(batch, int) else None)
-        return data
-
-    return fetch_measured
-
-
-class TimedFetch:
-    """Replaces one fetcher's ``fetch`` in the main process. Holds it weakly, without a cycle."""
+    __slots__ = ("_counters", "_fetcher", "_num_yielded", "_only_timed")
 
     def __init__(self, fetcher: Any, counters: WorkerCounters) -> None:
         self._fetcher = weakref.ref(fetcher)
         self._counters = counters
         self._num_yielded = 0  # the batch's number; nvtx.stages reads it under this name
-        _listen(fetcher, counters)
+        self._only_timed = 0  # number of batches from now on
+        listen(fetcher, counters)
 
     def __call__(self, possibly_batched_index: Any) -> Any:  # noqa: D102
         fetcher = self._fetcher()
+        if not self._only_timed:
+            return self._closely(fetcher, possibly_batched_index)
         counters = self._counters
-        counters.begin()
+        counters.is_divided, counters.split, counters.is_fetching = False, 0.0, True
+        counters.began = began = time.monotonic()
         try:
             data = type(fetcher).fetch(fetcher, possibly_batched_index)  # type: ignore[union-attr]
         except BaseException:
             counters.fail()
             raise
+        counters.made = made = time.monotonic()
+        if not counters.split:  # the collate function is not wrapped
+            counters.split, counters.is_fetching = made, False
+        counters.timed_fetch_s += (took := counters.split - began)
+        counters.timed_collate_s += made - counters.split
+        counters.timed_images += counters.images
+        counters.timed_batches += 1
+        self._only_timed = 0 if took > CLOSELY_S else self._only_timed - 1
+        self._num_yielded += 1
+        return data
+
+    def _closely(self, fetcher: Any, indices: Any) -> Any:
+        counters = self._counters
+        counters.begin(closely=self._num_yielded > 0)
+        try:
+            data = type(fetcher).fetch(fetcher, indices)
+        except BaseException:
+            counters.fail()
+            raise
         counters.end(self._num_yielded)
+        if self._num_yielded and counters.is_quick:
+            self._only_timed = CLOSELY_EVERY - 1
         self._num_yielded += 1
         return data

@@ -8,6 +8,8 @@ import sys
 import time
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
+from fastload._install import with_extra
+
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
 
@@ -31,7 +33,7 @@ def progress(loader: Iterable[T], **bar: Any) -> Iterator[T]:
         **bar: Passed on to :class:`tqdm.auto.tqdm`, such as ``desc`` or ``disable``.
 
     Raises:
-        ModuleNotFoundError: tqdm is not installed: ``pip install 'fastload[progress]'``.
+        ModuleNotFoundError: tqdm is not installed; the extra ``progress`` has it.
     """
     try:
         from tqdm.auto import tqdm
@@ -39,7 +41,7 @@ def progress(loader: Iterable[T], **bar: Any) -> Iterator[T]:
         if error.name is None or error.name.partition(".")[0] != "tqdm":
             raise
         raise ModuleNotFoundError(
-            "fastload.progress needs tqdm, which is not installed: pip install 'fastload[progress]'", name="tqdm"
+            f"fastload.progress needs tqdm, which is not installed; {with_extra('progress')}", name="tqdm"
         ) from error
     return _bar(loader, tqdm, bar)
 

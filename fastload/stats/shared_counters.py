@@ -7,15 +7,16 @@ aligned bytes; two figures read together may be a batch apart.
 from __future__ import annotations
 
 import contextlib
-import errno
 import mmap
 import os
-import weakref
 import zlib
 from typing import TYPE_CHECKING, Any, Final
 
+from fastload._files import open_of_process
+from fastload.torch_workers.signals import Finalizer
+
 if TYPE_CHECKING:
-    from fastload.stats.kept_states import KeptStates
+    from fastload.memory.kept_states import KeptStates
 
 FIGURES: Final = (
     "batches",
@@ -27,6 +28,7 @@ FIGURES: Final = (
     "queued_s",  # part of sampled_s: ready to compute, but without a core
     "decode_s",  # by stack samples: computing in a codec
     "python_s",  # by stack samples: computing elsewhere
+    "samples",  # number of these
 )
 TEXT_BYTES: Final = 128
 _ENTRY: Final = 5  # doubles per ring entry: batch + 1, images, start of fetch, start of collate, end
@@ -38,27 +40,37 @@ class SharedCounters:
     Forked workers inherit it; spawned ones open it through ``/proc``.
 
     Args:
-        workers: Number of columns; 1 in the main process.
+        workers: Number of columns; 0 is one in the main process, which shares no memory.
         in_flight: Most batches between the workers and the consumer at a time.
         inherited: Whether the workers are forked.
         states: Where they keep their states; closed with the counters.
+        sampled: Whether the workers' stacks are sampled.
     """
 
     def __init__(
-        self, workers: int, in_flight: int, *, inherited: bool = True, states: KeptStates | None = None
+        self,
+        workers: int,
+        in_flight: int,
+        *,
+        inherited: bool = True,
+        states: KeptStates | None = None,
+        sampled: bool = True,
     ) -> None:
         self.states = states
+        self.sampled = sampled
         self.workers = max(1, workers)
         self.in_flight = max(1, in_flight)
         self._descriptor = -1
         if not inherited and hasattr(os, "memfd_create"):
             self._descriptor = os.memfd_create("fastload-stats", os.MFD_CLOEXEC)
-            self._closer = weakref.finalize(self, os.close, self._descriptor)  # if workers fail to start, no close()
+            self._closer = Finalizer(self, os.close, self._descriptor)  # if workers fail to start, no close()
             self._closer.atexit = False
             os.ftruncate(self._descriptor, self._nbytes)
             self._map(self._descriptor)
-        else:
+        elif workers:
             self._map(-1)
+        else:
+            self._view(bytearray(self._nbytes))
         self._pid = os.getpid()
 
     @property
@@ -66,17 +78,21 @@ class SharedCounters:
         return 8 * (len(FIGURES) * self.workers + _ENTRY * self.in_flight) + 2 * TEXT_BYTES * self.workers
 
     def _map(self, descriptor: int) -> None:
-        self._memory = mmap.mmap(descriptor, self._nbytes)
-        self._bytes = memoryview(self._memory)
+        self._view(mmap.mmap(descriptor, self._nbytes))
+
+    def _view(self, memory: mmap.mmap | bytearray) -> None:
+        self._memory = memory
+        self._bytes = memoryview(memory)
         self._ring = len(FIGURES) * self.workers
         self._texts = 8 * (self._ring + _ENTRY * self.in_flight)
         self._figures = self._bytes[: self._texts].cast("d")
 
     def __reduce__(self) -> Any:
         if self._descriptor < 0:  # no shared file here: the worker's figures stay its own
-            return _alone, (self.workers, self.in_flight)
+            return _alone, (self.workers, self.in_flight, self.states)
         inode = os.fstat(self._descriptor).st_ino
-        return _reopened, (self._pid, self._descriptor, inode, self.workers, self.in_flight)
+        about = self.workers, self.in_flight, self.states, self.sampled
+        return _reopened, (self._pid, self._descriptor, inode, *about)
 
     def total(self, figure: str) -> float:
         """Sum of a figure over all workers."""
@@ -124,32 +140,33 @@ class SharedCounters:
             self.states.close()
         self._figures.release()
         self._bytes.release()
-        with contextlib.suppress(BufferError, ValueError):
-            self._memory.close()
+        if isinstance(self._memory, mmap.mmap):
+            with contextlib.suppress(BufferError, ValueError):
+                self._memory.close()
         if self._descriptor >= 0:
             self._descriptor = -1
             self._closer()
 
 
-def _alone(workers: int, in_flight: int) -> SharedCounters:
-    return SharedCounters(workers, in_flight)
+def _alone(workers: int, in_flight: int, states: KeptStates | None) -> SharedCounters:
+    return SharedCounters(workers, in_flight, states=states)
 
 
-def _reopened(pid: int, descriptor: int, inode: int, workers: int, in_flight: int) -> SharedCounters:
+def _reopened(
+    pid: int, descriptor: int, inode: int, workers: int, in_flight: int, states: KeptStates | None, sampled: bool
+) -> SharedCounters:
     """The same memory in a spawned process; private memory if it cannot be opened."""
     try:
-        own = os.open(f"/proc/{pid}/fd/{descriptor}", os.O_RDWR | os.O_CLOEXEC)
+        own = open_of_process(pid, descriptor, inode)
     except OSError:
-        return _alone(workers, in_flight)
+        return _alone(workers, in_flight, states)
     try:
-        if os.fstat(own).st_ino != inode:
-            raise OSError(errno.ESTALE, "closed meanwhile")
         shared = object.__new__(SharedCounters)
-        shared.states = None
+        shared.states, shared.sampled = states, sampled
         shared.workers, shared.in_flight, shared._descriptor, shared._pid = workers, in_flight, -1, os.getpid()
         shared._map(own)
         return shared
     except OSError:
-        return _alone(workers, in_flight)
+        return _alone(workers, in_flight, states)
     finally:
         os.close(own)

@@ -8,6 +8,7 @@ since the previous sample to what it finds there. It ends after a second or two.
 from __future__ import annotations
 
 import atexit
+import itertools
 import linecache
 import os
 import re
@@ -15,7 +16,6 @@ import sys
 import threading
 import time
 import weakref
-from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 if TYPE_CHECKING:
@@ -35,17 +35,18 @@ _CODECS: Final = re.compile(
     rf"|^{re.escape(_STANDARD)}(zipfile|gzip\.py|lzma\.py|bz2\.py)"
 )
 _PILLOW: Final = re.compile(r"/(?:site|dist)-packages/PIL/Image\.py$")
-# Lazy images decode and resize in Pillow's place.
-_LAZY: Final = frozenset(
-    str(Path(__file__).parents[1] / "engines" / f"{name}.py")
-    for name in ("lazy_functions", "lazy_images", "pending_pixels")
-)
+_registered: Final[set[str]] = set()
 # Pillow's loops in C. Not getpixel() and putpixel(): the loops that call those are in Python.
 _PILLOW_LOOPS: Final = frozenset(
     {"convert", "crop", "_crop", "draft", "filter", "frombytes", "load", "open", "quantize", "reduce", "resize"}
     | {"rotate", "thumbnail", "tobytes", "transform", "transpose", "verify"}
 )
 _CALLS: Final = re.compile(r"\b(imdecode|imread|imdecodemulti|decode_\w+|decompress\w*|loads?_image|read_image)\s*\(")
+
+
+def register_codec(file: str) -> None:
+    """Count a module's functions as a codec's, by its file."""
+    _registered.add(file)
 
 
 def is_codec(frame: FrameType) -> bool:
@@ -55,7 +56,7 @@ def is_codec(frame: FrameType) -> bool:
         if walked is None:
             return False
         code = walked.f_code
-        if code.co_filename in _LAZY or _CODECS.search(code.co_filename):
+        if code.co_filename in _registered or _CODECS.search(code.co_filename):
             return True
         if _PILLOW.search(code.co_filename):
             if code.co_name in _PILLOW_LOOPS:
@@ -72,11 +73,10 @@ def _call_at(code: CodeType, instruction: int) -> str:
     """Source of the expression being evaluated. Native functions have no frame of their own."""
     if instruction < 0:
         return ""
-    for number, (line, end_line, column, end_column) in enumerate(code.co_positions()):
-        if number == instruction // 2:
-            if line is None or line != end_line:
-                return "" if line is None else linecache.getline(code.co_filename, line)
-            return linecache.getline(code.co_filename, line).encode()[column:end_column].decode("utf-8", "replace")
+    for line, end_line, column, end_column in itertools.islice(code.co_positions(), instruction // 2, None):
+        if line is None or line != end_line:
+            return "" if line is None else linecache.getline(code.co_filename, line)
+        return linecache.getline(code.co_filename, line).encode()[column:end_column].decode("utf-8", "replace")
     return ""
 
 
@@ -87,7 +87,7 @@ def place_of(frame: FrameType) -> str:
         name = walked.f_code.co_filename
         if "/site-packages/" not in name and not name.startswith((_STANDARD, "<frozen")):
             break
-        if walked.f_back is None or walked.f_back.f_code.co_name in ("fetch", "fetch_measured"):
+        if walked.f_back is None or walked.f_back.f_code.co_name == "fetch":
             break
         walked = walked.f_back
     walked = walked or frame

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
 COMPARED_MIN: Final = 16
-"""Timed steps on either side from which on they are compared."""
+"""Least number of timed steps on either side that are compared."""
 
 
 class Totals(dict[str, float]):
@@ -37,7 +37,7 @@ class StageTime:
 
     Attributes:
         count: Batches measured: all of them on the host, a sample on the device.
-        total_s: Their seconds in this stage, summed over workers and threads.
+        total_s: Seconds in this stage, summed over workers and threads.
     """
 
     count: int
@@ -54,13 +54,13 @@ class Fetch:
     """What workers did while reading samples, as shares of the sampled time.
 
     Attributes:
-        blocked: Neither computing nor ready to: waiting for a disk, a network, a lock.
-        queued: Ready to compute, but all cores were taken.
-        decoding: Computing in a codec.
-        computing: Computing elsewhere: the dataset's own code and its transforms.
+        blocked: Share of waiting for a disk, a network or a lock.
+        queued: Share of waiting for a core.
+        decoding: Share of computing in a codec.
+        computing: Share of computing elsewhere: in the dataset's own code and its transforms.
         sampled_s: The sampled time in seconds.
-        waits_at: Where workers mostly waited, by samples of their stacks.
-        computes_at: Where they mostly computed.
+        waits_at: Lines of code at which workers mostly waited, by samples of their stacks.
+        computes_at: Lines of code at which they mostly computed.
     """
 
     blocked: float = 0.0
@@ -78,16 +78,16 @@ class DeviceTimes:
 
     Attributes:
         steps: Timed steps, weighted by sampling rate.
-        total_s: Their length, from the end of the work on one batch to the end of the work on the next.
+        total_s: Length of these steps, from the end of the work on one batch to the end of the work on the next.
         idle_s: Part of ``total_s`` in which the device had finished and the next batch was not there.
         copying_s: Part of ``idle_s`` in which that batch was being copied.
         decoding_s: Part of ``idle_s`` in which the device decoded it.
-        gpu_steps: Timed steps beside which the device decoded, not weighted.
-        gpu_busy_s: Their length without idle time.
-        thread_steps: Timed steps beside which decode threads did so.
-        thread_busy_s: Their length without idle time.
+        gpu_steps: Timed steps during which the device decoded, not weighted.
+        gpu_busy_s: Length of these steps without idle time.
+        thread_steps: Timed steps during which decode threads decoded, not weighted.
+        thread_busy_s: Length of these steps without idle time.
         copies: Timed copies.
-        copied_bytes: Their size.
+        copied_bytes: Size of these copies.
         pageable_bytes: Part of ``copied_bytes`` that came from memory that was not pinned.
     """
 
@@ -117,7 +117,7 @@ class Stats:
         thread_images: Part of them that decode threads made.
         gpu_decode_bytes: Bytes of the device's memory that decoding there takes now, without the batches that it makes.
         copied: Batches copied to the device.
-        device_bytes: Their bytes, as copied.
+        device_bytes: Size of these batches, as copied.
         slot_batches: Part of ``copied`` that workers wrote straight into pinned slots: hits.
         missed: Batches that took torch's ordinary path although slots are on, by reason: misses.
         slots: Current number of slots.

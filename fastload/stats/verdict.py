@@ -5,23 +5,22 @@ from __future__ import annotations
 import enum
 from dataclasses import dataclass
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
 STALL_MIN: Final = 0.1
-"""Below this share of waiting, the loader is not the bottleneck."""
+"""Least share of waiting at which the loader is the bottleneck."""
 
 BUSY_MIN: Final = 0.9
-"""A device that is busy for this share of the time is the bottleneck."""
-
+"""Share of the time from which on a busy device is the bottleneck."""
 
 DECODE_COST_MIN: Final = 0.02
-"""Below this share of a step, what decoding on the GPU costs it is not worth a remedy."""
+"""Least share of a step that decoding on the GPU must take to be worth a remedy."""
 
 MORE_WORKERS: Final = "raise num_workers up to the cores that there are"
-"""The part of remedies that has no use where there are as many workers as cores."""
+"""Part of remedies that is left out where there are as many workers as cores."""
 
 LESS_ON_GPU: Final = (
     "decode less on the GPU: decode='auto' leaves it what threads cannot do, and decode='cpu' nothing; more cores "
@@ -87,7 +86,7 @@ class Verdict:
     Attributes:
         bottleneck: The limit; ``None`` if there is too little data.
         evidence: Parts of a sentence, the strongest first.
-        remedy: What to change, as part of a sentence.
+        remedy: Change to make, as part of a sentence.
     """
 
     bottleneck: Bottleneck | None
@@ -98,6 +97,17 @@ class Verdict:
     def of(cls, bottleneck: Bottleneck, *evidence: str, remedy: str | None = None) -> Verdict:
         """Make a verdict with the bottleneck's usual remedy unless another is given."""
         return cls(bottleneck, evidence, REMEDIES[bottleneck] if remedy is None else remedy)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Convert to a JSON object."""
+        bottleneck = None if self.bottleneck is None else self.bottleneck.value
+        return {"name": self.name, "bottleneck": bottleneck, "evidence": list(self.evidence), "remedy": self.remedy}
+
+    @classmethod
+    def from_dict(cls, said: Mapping[str, Any]) -> Verdict:
+        """Make the verdict that :meth:`to_dict` converted."""
+        bottleneck = None if said["bottleneck"] is None else Bottleneck(said["bottleneck"])
+        return cls(bottleneck, tuple(said["evidence"]), said["remedy"])
 
     @property
     def name(self) -> str:
@@ -110,14 +120,12 @@ class Verdict:
 
 
 def limit_outside_loader(stall: float, busy: float | None, busy_least: float = 0.0) -> Bottleneck | None:
-    """Return the limit if it is the loop or the GPU.
-
-    ``None`` if it is the loader.
+    """Return the limit if it is the loop or the GPU, not the loader.
 
     Args:
         stall: Share of the time in which the GPU, or a loop without one, lacked a batch.
         busy: Share in which kernels ran on the GPU; ``None`` if unknown.
-        busy_least: A lower bound of that share from another source.
+        busy_least: Lower bound of that share from another source.
     """
     leaves_idle = busy is not None and busy_least < BUSY_MIN and stall < (1.0 - busy) / 2
     if stall >= STALL_MIN and not leaves_idle:

@@ -3,41 +3,82 @@
 An interrupt may occur between any two lines of torch and :mod:`multiprocessing`, which do not handle it: in
 ``__init__`` after a worker is started and before it is listed, in ``_shutdown_workers`` after a worker is marked as
 done, in ``Condition.__enter__`` (Python) with the lock taken and never released. The last blocks the threads that feed
-the queues, and any thread that joins them.
+the queues, and any thread that joins them. In ``__del__`` it would be lost.
 """
 
 from __future__ import annotations
 
 import atexit
 import contextlib
+import ctypes
 import gc
 import os
+import sys
 import threading
 import time
 import weakref
-from multiprocessing import reduction
+from multiprocessing import process, reduction
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 import torch
 import torch.utils.data.dataloader
 from torch._utils import ExceptionWrapper
+from torch.utils.data.dataloader import _MultiProcessingDataLoaderIter
 
-from fastload.torch_workers.signals import deferred_signals
+from fastload.torch_workers.signals import FINALIZERS, deferred_signals, finalizer
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
-    from types import CodeType
+    from types import CodeType, FrameType
 
 JOIN_S: Final = 5.0
 """As long as torch waits for a worker."""
+
+ASKED_S: Final = 0.5
+"""How long workers may take to end once they are asked to; one within a sample that stalls never does."""
 
 _LEFT_S: Final = 0.5
 """A lock not acquired in this time was left by an interrupt: all of them are held for microseconds."""
 
 
-# Iterators whose workers were started here, each with its cleanup after the workers have ended, which runs once.
-_live: weakref.WeakKeyDictionary[Any, weakref.finalize[..., Any]] = weakref.WeakKeyDictionary()
+_INIT: Final = _MultiProcessingDataLoaderIter.__init__.__code__
+_DEL: Final = _MultiProcessingDataLoaderIter.__del__.__code__
+FINALIZERS.add(_DEL)
+
+
+class _ShutDown:
+    """Replaces ``_shutdown_workers`` of a torch iterator, which keeps torch's own type.
+
+    Keeps what tells the workers to end until they have. A garbage collection calls the callbacks of weak references
+    before any ``__del__``: queues that are garbage, too, close themselves, so that workers hear nothing more, and torch
+    waits 5 s for each of them.
+    """
+
+    def __init__(self, iterator: Any) -> None:
+        self.iterator: Callable[[], Any] = weakref.ref(iterator)
+        self.workers = iterator._workers
+        self._tell = iterator._workers_done_event, iterator._index_queues, iterator._worker_result_queue
+        self._pid = os.getpid()
+
+    def __call__(self) -> None:
+        frame = sys._getframe(1)
+        if frame.f_code.co_name == "__del__":  # a collection has cleared weak references by then
+            self._delete(frame.f_locals["self"])
+        elif (iterator := self.iterator()) is not None:
+            type(iterator)._shutdown_workers(iterator)
+
+    @finalizer
+    def _delete(self, iterator: Any) -> None:
+        if os.getpid() == self._pid:  # else a forked child: the workers, the queues and their locks are the parent's
+            try:
+                type(iterator)._shutdown_workers(iterator)
+            finally:
+                _clean_up(iterator)
+
+
+_live: dict[int, _ShutDown] = {}
+"""Iterators, by their ids, whose workers were started here and have not been cleaned up after."""
 
 
 def _end_with_the_program() -> None:
@@ -45,17 +86,30 @@ def _end_with_the_program() -> None:
 
     Torch's pin-memory thread may still receive a batch from them. Torch itself ends only persistent workers at exit.
     """
-    for iterator in list(_live):
-        if hasattr(iterator, "_workers") and not iterator._shutdown:
+    for ending in list(_live.values()):
+        iterator = ending.iterator()
+        if hasattr(iterator, "_workers"):
             with deferred_signals(), contextlib.suppress(Exception):  # so that the others also end
-                _finish(iterator)
+                (_clean_up if iterator._shutdown else _finish)(iterator)
 
 
 def _disown() -> None:
-    """In a forked child: the workers and their shared memory are the parent's."""
-    for after in _live.values():
-        after.detach()
+    """In a forked child: the workers, their queues and their shared memory are the parent's."""
+    for ending in _live.values():
+        if (iterator := ending.iterator()) is not None:
+            iterator._shutdown, iterator._next_data = True, _next_in_child
+            if iterator._worker_pids_set:  # now, not as torch does where the child frees it: it may exit as a program
+                torch._C._remove_worker_pids(id(iterator))
+                iterator._worker_pids_set = False
+        process._children.difference_update(ending.workers)  # type: ignore[attr-defined]  # nor multiprocessing at exit
     _live.clear()
+
+
+def _next_in_child() -> Any:
+    raise RuntimeError(
+        "an iterator with workers gives batches only in the process that made it, and this is a forked child; "
+        "iterate over the loader again"
+    )
 
 
 atexit.register(_end_with_the_program)  # torch is imported, so this comes before its own and multiprocessing's
@@ -80,24 +134,31 @@ _OPEN_IN: Final = frozenset(_users_code())
 def start_workers(make: Callable[[], Any]) -> Any:
     """Make one of torch's iterators with workers.
 
-    A signal is deferred until all workers have started; if its handler raises, they are ended.
+    A signal is deferred until all workers have started; if its handler raises, they are ended, as after any error.
     """
     iterator: Any = None
     try:
         with deferred_signals(_OPEN_IN):
             iterator = make()
-            if hasattr(iterator, "_workers"):  # a native one has none
-                _live[iterator] = after = weakref.finalize(iterator, _unlink_shared_memory, iterator._workers)
-                after.atexit = False
+            if "_workers" in vars(iterator):  # not one of ours, which shows those of the one that it passes on
+                _live[id(iterator)] = iterator._shutdown_workers = _ShutDown(iterator)
             thread = getattr(iterator, "_pin_memory_thread", None)
             if thread is not None:  # torch waits for it indefinitely
                 thread.join = _bounded_join(weakref.ref(thread))
-    except BaseException:
-        if iterator is not None:
-            with deferred_signals():
+    except BaseException as error:
+        with deferred_signals():
+            if iterator is None:
+                iterator = _half_made(error)
+            if hasattr(iterator, "_workers"):
                 _finish(iterator)
         raise
     return iterator
+
+
+def _half_made(error: BaseException) -> Any:
+    """Return the iterator whose ``__init__`` has raised an error, such as the sampler's."""
+    frame = _frame_of(error, _INIT)
+    return None if frame is None else frame.f_locals.get("self")
 
 
 def start_frozen(make: Callable[[], Any]) -> Any:
@@ -130,9 +191,21 @@ def forking_workers() -> Iterator[None]:
 os.register_at_fork(after_in_child=lambda: gc.freeze() if _forking.workers else None)
 
 
+def release_free_memory() -> None:
+    """Return free heap memory to the system, before a fork.
+
+    Each page that two processes have is copied when one writes to it, and the next batches are written where former
+    ones were freed: up to 40,000 faults an epoch, which take longer than decoding. The C library may not have this.
+    """
+    trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
+    if trim is not None:
+        trim(0)
+
+
 def _bounded_join(thread: weakref.ref[threading.Thread]) -> Callable[..., None]:
     def join(timeout: float | None = JOIN_S) -> None:
-        if (joined := thread()) is not None:
+        joined = thread()
+        if joined is not None and joined is not threading.current_thread():  # which may collect its own iterator
             threading.Thread.join(joined, timeout)
 
     return join
@@ -155,35 +228,44 @@ def restart_workers(iterator: Any, reset: Callable[[], Any]) -> None:
 
 
 def _is_in_users_code(error: BaseException) -> bool:
+    return _frame_of(error, *_OPEN_IN) is not None
+
+
+def _frame_of(error: BaseException, *codes: CodeType) -> FrameType | None:
+    """Return the outermost frame of an error's traceback that runs one of ``codes``."""
     traceback = error.__traceback__
     while traceback is not None:
-        if traceback.tb_frame.f_code in _OPEN_IN:
-            return True
+        if traceback.tb_frame.f_code in codes:
+            return traceback.tb_frame
         traceback = traceback.tb_next
-    return False
+    return None
 
 
 def shut_down(iterator: Any) -> None:
     """End an iterator of torch's, or similar: its threads, workers and queues. Idempotent.
 
-    Completes a shutdown of torch's that was interrupted, with shorter waits.
+    Completes a shutdown that was interrupted. A worker that does not end in time is terminated. In a forked child
+    nothing is ended: all is the parent's.
     """
     if not hasattr(iterator, "_workers"):
         getattr(iterator, "_shutdown_workers", lambda: None)()
-        return
-    try:
-        _release_left_locks(iterator)
-        iterator._shutdown_workers()
-        _clean_up(iterator)
-    except BaseException:
-        with deferred_signals():
+    elif not _is_inherited(iterator):
+        try:
             _finish(iterator)
-        raise
+        except BaseException:
+            with deferred_signals():
+                _finish(iterator)
+            raise
+
+
+def _is_inherited(iterator: Any) -> bool:
+    """Whether this is a forked child, and the workers are the parent's."""
+    return any(getattr(worker, "_parent_pid", os.getpid()) != os.getpid() for worker in iterator._workers)
 
 
 def after_error(iterator: Any, error: BaseException) -> None:
     """Clean up after an error of ``next(iterator)``: release locks, complete a shutdown."""
-    if not hasattr(iterator, "_workers") or _is_from_worker(error):
+    if not hasattr(iterator, "_workers") or _is_inherited(iterator) or _is_from_worker(error):
         return
     with deferred_signals(), contextlib.suppress(Exception):  # an error here would hide the user's
         if iterator._shutdown:
@@ -194,12 +276,7 @@ def after_error(iterator: Any, error: BaseException) -> None:
 
 def _is_from_worker(error: BaseException) -> bool:
     """Whether a worker sent the error, so that no lock is held here."""
-    traceback = error.__traceback__
-    while traceback is not None:
-        if traceback.tb_frame.f_code is ExceptionWrapper.reraise.__code__:
-            return True
-        traceback = traceback.tb_next
-    return False
+    return _frame_of(error, ExceptionWrapper.reraise.__code__) is not None
 
 
 def _release_left_locks(iterator: Any) -> None:
@@ -234,25 +311,53 @@ def _finish(iterator: Any) -> None:
         threading.Thread.join(thread, JOIN_S)
         _close(iterator._worker_result_queue)
     iterator._workers_done_event.set()
+    _ask_to_end(iterator)
     if iterator._worker_pids_set:  # before killing workers, or torch would raise that one was killed
         torch._C._remove_worker_pids(id(iterator))
         iterator._worker_pids_set = False
-    for end in ("terminate", "kill"):
-        until = time.monotonic() + JOIN_S
+    for end, wait_s in (("terminate", ASKED_S), ("kill", JOIN_S)):
         living = [worker for worker in iterator._workers if worker.is_alive()]
         for worker in living:
             getattr(worker, end)()
-        for worker in living:
-            worker.join(max(0.0, until - time.monotonic()))
+        _join(living, wait_s)
     _clean_up(iterator)
     for queue in iterator._index_queues:
         _close(queue)
 
 
+def _ask_to_end(iterator: Any) -> None:
+    for queue in iterator._index_queues:
+        with contextlib.suppress(ValueError, RuntimeError):  # closed, or no thread can start at interpreter exit
+            queue.put(None)
+    _join(iterator._workers, ASKED_S)
+
+
+def _join(workers: list[Any], wait_s: float) -> None:
+    until = time.monotonic() + wait_s
+    for worker in workers:
+        worker.join(max(0.0, until - time.monotonic()))
+
+
 def _clean_up(iterator: Any) -> None:
-    """Run the iterator's cleanup, once, because process ids may be reused."""
-    if (after := _live.get(iterator)) is not None:
-        after()
+    """Clean up after workers that have ended, once, because process ids may be reused."""
+    if (ended := _live.pop(id(iterator), None)) is not None:
+        _unlink_shared_memory(ended.workers)
+
+
+def end_iterator(iterator: Any) -> None:
+    """Close an iterator, torch's or ours."""
+    close = getattr(iterator, "close", None)
+    if close is not None:
+        close()
+    else:
+        shut_down(iterator)
+
+
+def end_former(loader: Any) -> None:
+    """End the workers or threads that persist, if there are any."""
+    former, loader._iterator = loader._iterator, None
+    if former is not None:
+        end_iterator(former)
 
 
 def _unlink_shared_memory(workers: list[Any]) -> None:

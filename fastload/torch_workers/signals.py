@@ -4,21 +4,30 @@ Python runs signal handlers in the main thread between any two bytecodes. An exc
 between ``os.fork`` and the child's first lines makes the child continue as a copy of the program; between the start of
 a process and the line that records it, that process is never ended. Blocking signals does not help: another thread
 receives them, and Python still runs their handlers in the main thread.
+
+Python ignores what a handler raises within a finalizer: a Ctrl-C would be lost. So finalizers that take long defer
+signals, too, and they are sent again once the main thread has left all finalizers (:func:`finalizer`).
 """
 
 from __future__ import annotations
 
+import _thread
 import ctypes
+import functools
 import os
 import signal
 import sys
 import threading
 import time
-from typing import TYPE_CHECKING, Any, Final
+import weakref
+from typing import TYPE_CHECKING, Any, Final, ParamSpec, TypeVar, cast
 
 if TYPE_CHECKING:
     from collections.abc import Callable
     from types import CodeType, FrameType, TracebackType
+
+P = ParamSpec("P")
+T = TypeVar("T")
 
 _getsignal: Final = getattr(sys.modules.get("_signal"), "getsignal", signal.getsignal)
 """Without the conversion to an enumeration, which would be most of the cost of a block (55 µs instead of 10)."""
@@ -28,6 +37,9 @@ _NUMBERS: Final = range(1, signal.NSIG)
 LONGEST_S: Final = 5.0
 """Longest deferral. Later signals are delivered at once, so that Ctrl-C ends a block that hangs."""
 
+
+_LOOK_S: Final = 1e-3
+"""How often a thread looks whether the main thread has left a finalizer, which happens after an interrupt only."""
 
 _libc = ctypes.CDLL(None)
 
@@ -50,8 +62,10 @@ def _handler_of(action: bytes) -> bytes:
 class DeferredSignals:
     """See :func:`deferred_signals`."""
 
-    def __init__(self, open_in: frozenset[CodeType]) -> None:
+    def __init__(self, open_in: frozenset[CodeType] = frozenset(), again: list[int] | None = None) -> None:
         self._open_in = open_in
+        self._again = again  # collects signals whose handlers raise, instead of raising at the end
+        self.late: BaseException | None = None  # raised before the end, to end what hangs
         self._former: dict[int, Callable[[int, FrameType | None], Any]] = {}
         self._actions: dict[int, bytes] = {}  # the kernel's previous actions
         self._arrived: list[int] = []
@@ -115,11 +129,14 @@ class DeferredSignals:
                     self._give_back(number, handler)
         finally:
             self._defers = False  # if our handler is still installed (chained, or after an interrupt), it forwards
-            self._deliver()
+            try:
+                self._deliver()
+            finally:
+                self._again = None
 
     def _note(self, number: int, frame: FrameType | None) -> None:
         if not self._defers or time.monotonic() > self._until or self._is_open(frame):
-            self._former[number](number, frame)
+            self._call(number, frame)
         elif number not in self._arrived:
             self._arrived.append(number)
 
@@ -136,9 +153,20 @@ class DeferredSignals:
         while self._arrived:
             number = self._arrived.pop(0)
             try:  # not by raising the signal again: a wakeup descriptor (asyncio's) would receive it twice
-                self._former[number](number, sys._getframe())
+                self._call(number, sys._getframe())
             finally:
                 self._deliver()
+
+    def _call(self, number: int, frame: FrameType | None) -> None:
+        try:
+            self._former[number](number, frame)
+        except BaseException as error:
+            if self._again is None:
+                raise
+            self._again.append(number)
+            if self._defers:  # too late to wait for the end
+                self.late = error
+                raise
 
     def forked(self) -> None:
         """Reset in a forked child: earlier signals were the parent's.
@@ -167,6 +195,95 @@ def deferred_signals(open_in: frozenset[CodeType] = frozenset()) -> DeferredSign
     return DeferredSignals(open_in)
 
 
+def finalizer(function: Callable[P, T]) -> Callable[P, T]:
+    """Wrap a finalizer so that signals neither end it nor are lost.
+
+    They wait for its end, as in :func:`deferred_signals`. Where a handler raises then, which Python would ignore, the
+    signal is sent again, and the handler is called again, once the main thread has left all finalizers. Has no effect
+    in other threads. An interrupt before the wrapper's first lines is still lost.
+
+    Args:
+        function: A ``__del__``, or what one calls.
+    """
+
+    @functools.wraps(function)
+    def run(*args: P.args, **kwargs: P.kwargs) -> T:
+        return _finalize(function, *args, **kwargs)
+
+    return run
+
+
+class Finalizer(weakref.finalize):  # type: ignore[type-arg]
+    """A ``weakref.finalize`` that is a :func:`finalizer` when the object has gone.
+
+    A direct call, as at exit, raises what handlers raise.
+    """
+
+    __slots__ = ()
+
+    def __call__(self, gone: Any = None) -> Any:  # noqa: D102
+        return super().__call__() if gone is None else _finalize(weakref.finalize.__call__, self)
+
+
+def _finalize(function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
+    again: list[int] = []
+    while True:
+        try:
+            deferral = DeferredSignals(again=again)
+            deferral.__enter__()
+            break
+        except KeyboardInterrupt:  # not deferred yet
+            again.append(signal.SIGINT)
+    try:
+        return function(*args, **kwargs)
+    except BaseException as error:
+        if error is not deferral.late:  # which is raised again
+            raise
+        return cast("T", None)
+    finally:
+        deferral.late = None
+        try:
+            deferral.end()
+        except KeyboardInterrupt:  # not deferred any more
+            again.append(signal.SIGINT)
+        if numbers := set(again) - on_their_way:
+            on_their_way.update(numbers)
+            try:
+                _thread.start_new_thread(_send_again, (numbers,))
+            except RuntimeError:  # no more threads
+                on_their_way.difference_update(numbers)
+                raise
+
+
+FINALIZERS: Final = {finalizer(print).__code__, Finalizer.__call__.__code__}
+"""Code that Python calls in finalizers. The wrapper's is the same for all."""
+
+
+on_their_way: Final[set[int]] = set()
+"""Signals of finalizers that are about to be sent again."""
+
+
+def _send_again(numbers: set[int]) -> None:
+    """Send signals to the main thread when it has left all finalizers."""
+    main = cast("int", threading.main_thread().ident)
+    left = 0
+    while left < 2:  # not at once: a signal just before a call such as time.sleep() does not end that (CPython)
+        time.sleep(_LOOK_S)
+        left = 0 if _is_finalizing(main) else left + 1
+    for number in numbers:
+        signal.pthread_kill(main, number)
+    on_their_way.difference_update(numbers)
+
+
+def _is_finalizing(thread: int) -> bool:
+    frame = sys._current_frames().get(thread)
+    while frame is not None:
+        if frame.f_code in FINALIZERS:
+            return True
+        frame = frame.f_back
+    return False
+
+
 def usual_signals() -> None:
     """Restore the handlers in a forked child, and deliver signals since the fork.
 
@@ -177,6 +294,7 @@ def usual_signals() -> None:
 
 
 def _after_fork() -> None:
+    on_their_way.clear()
     deferral = _innermost
     while deferral is not None:
         outer = deferral._outer

@@ -15,7 +15,8 @@ from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar, overload
 import numpy as np
 from PIL import Image
 
-from fastload.pipeline.calibration import FILTERS, calibrate
+from fastload.pipeline.installed.decodes import calibrate
+from fastload.pipeline.nodes import FILTERS
 from fastload.vision._pools import pool_of
 from fastload.vision.errors import DecodeError
 
@@ -23,7 +24,7 @@ if TYPE_CHECKING:
     from numpy.typing import ArrayLike, NDArray
     from typing_extensions import Buffer
 
-    from fastload.vision.jpeg_index import JpegIndex
+    from fastload.jpeg_index.notes import JpegIndex
 
     Source: TypeAlias = Buffer | str | os.PathLike[str] | os.PathLike[bytes]
     _Geometry: TypeAlias = tuple[int, int, int, int, int, int, int, int, int, int, bool, bool]
@@ -54,6 +55,9 @@ class JpegInfo:
     status: str = "ok"
 
 
+_SIDE_MAX = 2**31 - 1
+_SURELY_ALLOCATED = 1 << 28
+"""Pixels for which an array is made before it is known whether the image has them, or can be decoded."""
 _SOUND = frozenset({"ok", "cmyk", "twelve_bit", "lossless", "unsupported"})
 
 
@@ -290,8 +294,8 @@ def _boxes(crops: ArrayLike, count: int) -> NDArray[np.int64]:
             f"crops must be one (top, left, height, width) of integers for each of {count} images, "
             f"got shape {boxes.shape} of {boxes.dtype}"
         )
-    # The core takes a height of 0 for the whole image, and a JPEG has at most 65535 rows.
-    wrong = (boxes[:, :2] < 0).any(1) | (boxes[:, 2:] < 1).any(1) | (boxes > 65535).any(1)
+    # The core takes a height of 0 for the whole image, and numbers of 32 bits, as no image is larger.
+    wrong = (boxes[:, :2] < 0).any(1) | (boxes[:, 2:] < 1).any(1) | (boxes > _SIDE_MAX).any(1)
     if wrong.any():
         raise ValueError(f"crops must lie within the image and not be empty, got {boxes[wrong][0].tolist()}")
     return boxes.astype(np.int64)
@@ -301,16 +305,22 @@ def _shape_of(first: Source, boxes: NDArray[np.int64] | None, size: Sequence[int
     """Height and width of each output image."""
     if size is not None:
         return _pair(size)
-    if boxes is None:
-        calibrate()  # which formats are decoded
-        _, width, height, *_ = _header(first)
-        limit = _max_pixels()
-        if limit and width * height > limit:  # before allocating an array of that size
-            raise DecodeError.of(("bomb", 0, width, height, 0, ""), first)
-        return height, width
-    if (boxes[:, 2:] != boxes[0, 2:]).any():
+    if boxes is not None and (boxes[:, 2:] != boxes[0, 2:]).any():
         raise ValueError("crops must all have the same height and width when they are not resized; give a size")
-    return int(boxes[0, 2]), int(boxes[0, 3])
+    crop = None if boxes is None else (int(boxes[0, 2]), int(boxes[0, 3]))
+    if crop is not None and crop[0] * crop[1] <= _SURELY_ALLOCATED:
+        return crop
+    calibrate()  # which formats are decoded
+    status, width, height, *_ = _header(first)
+    if 0 < _max_pixels() < width * height:
+        status = "bomb"
+    elif crop is not None and (crop[0] > height or crop[1] > width):
+        status = "bad_geometry"
+    elif width * height <= _SURELY_ALLOCATED:
+        status = "ok"  # or the core says so
+    if status != "ok":
+        raise DecodeError.of((status, 0, width, height, 0, ""), first)
+    return crop or (height, width)
 
 
 def _geometries(

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, Final
 import numpy as np
 from PIL import Image, JpegImagePlugin
 
-from fastload.pipeline.calibration import calibrate
+from fastload.pipeline.installed.decodes import calibrate
 from fastload.vision.codec import decode
 from fastload.vision.errors import DecodeError
 

@@ -65,6 +65,134 @@ class Movable:
         return Movable(self.x.to(device, non_blocking=non_blocking))
 
 
+class ByDevice(Movable):
+    """Its ``to()`` takes a device only."""
+
+    def to(self, device: Any) -> ByDevice:  # type: ignore[override]
+        return ByDevice(self.x.to(device))
+
+
+class ByName(Movable):
+    """Its ``to()`` takes keywords only."""
+
+    def to(self, *, device: Any = None, dtype: Any = None) -> ByName:  # type: ignore[override]
+        return ByName(self.x.to(device, dtype))
+
+
+class BySecond(Movable):
+    """Its ``to()`` takes something else first."""
+
+    def to(self, dtype: Any = None, device: Any = None, non_blocking: bool = False) -> BySecond:  # type: ignore[override]
+        assert dtype is None
+        return BySecond(self.x.to(device))
+
+
+class InPlace(Movable):
+    """Moves and pins itself, and returns nothing."""
+
+    def pin_memory(self) -> None:  # type: ignore[override]
+        self.x = self.x.pin_memory()
+
+    def to(self, device: Any, non_blocking: bool = False) -> None:  # type: ignore[override]
+        self.x = self.x.to(device, non_blocking=non_blocking)
+
+
+class Letter(Movable):
+    """Its ``to`` is not what moves it."""
+
+    to = "a.b@example.org"  # type: ignore[assignment]
+
+
+class Converted(Movable):
+    """Its ``to()`` takes no device."""
+
+    def to(self) -> str:  # type: ignore[override]
+        return "converted"
+
+
+@dataclasses.dataclass
+class Edges:
+    """A dataclass that has ``pin_memory()``, and a tensor ``to``."""
+
+    source: torch.Tensor
+    to: torch.Tensor
+
+    def pin_memory(self) -> Edges:
+        return Edges(self.source.pin_memory(), self.to.pin_memory())
+
+
+class Attributes(dict):  # type: ignore[type-arg]
+    """A mapping whose keys are attributes: others raise a KeyError."""
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__"):  # for copy.deepcopy()
+            raise AttributeError(name)
+        return self[name]
+
+
+class MadeUp(collections.defaultdict):  # type: ignore[type-arg]
+    """A mapping whose keys are attributes: asking for one makes it."""
+
+    __getattr__ = Attributes.__getattr__
+
+
+class Items(tuple):  # type: ignore[type-arg]
+    """A tuple made from its items, not from a sequence."""
+
+    def __new__(cls, *items: Any) -> Items:
+        return super().__new__(cls, items)
+
+    def __reduce__(self) -> Any:
+        return Items, tuple(self)
+
+
+class Holder(collections.abc.MutableMapping):  # type: ignore[type-arg]
+    """A mapping whose copies share its items."""
+
+    def __init__(self, **items: Any) -> None:
+        self.items_of = items
+
+    def __getitem__(self, key: str) -> Any:
+        return self.items_of[key]
+
+    def __setitem__(self, key: str, value: Any) -> None:
+        self.items_of[key] = value
+
+    def __delitem__(self, key: str) -> None:
+        del self.items_of[key]
+
+    def __iter__(self) -> Any:
+        return iter(self.items_of)
+
+    def __len__(self) -> int:
+        return len(self.items_of)
+
+
+class Typed(Holder):
+    """A mapping that takes tensors and numbers only, and makes arrays of them."""
+
+    def __setitem__(self, key: str, value: Any) -> None:
+        self.items_of[key] = np.asarray(value, np.float32)
+
+    def __getitem__(self, key: str) -> Any:
+        return torch.from_numpy(self.items_of[key])
+
+
+class Shown(torch.Tensor):
+    """A tensor type without memory, of which torch can do nothing but tell its size."""
+
+    @staticmethod
+    def __new__(cls, x: torch.Tensor) -> Shown:
+        return torch.Tensor._make_wrapper_subclass(cls, x.shape, dtype=x.dtype)  # type: ignore[attr-defined, no-any-return]
+
+    def __init__(self, x: torch.Tensor) -> None:
+        self.x = x
+
+    @classmethod
+    def __torch_dispatch__(cls, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        return NotImplemented
+
+
 class Opaque:
     """A type that cannot be moved to a device."""
 
@@ -140,4 +268,35 @@ COLLATES: dict[str, Any] = {
     "same tensor twice": lambda samples: [_x(samples)] * 2,
     "scalar": lambda samples: torch.tensor(7),
     "requires grad": lambda samples: _x(samples).requires_grad_(),
+    "by device": lambda samples: ByDevice(_x(samples)),
+    "by name": lambda samples: ByName(_x(samples)),
+    "by second": lambda samples: BySecond(_x(samples)),
+    "in place": lambda samples: InPlace(_x(samples)),
+    "letter": lambda samples: Letter(_x(samples)),
+    "converted": lambda samples: Converted(_x(samples)),
+    "edges": lambda samples: Edges(_x(samples), _y(samples)),
+    "attributes": lambda samples: Attributes(x=_x(samples)),
+    "made up": lambda samples: MadeUp(list, x=_x(samples)),
+    "items": lambda samples: Items(_x(samples), 3),
+    "holder": lambda samples: Holder(x=_x(samples), y=3),
+    "typed": lambda samples: Typed(x=_x(samples).numpy()),
+    "named result": lambda samples: torch.max(_x(samples), 0),
+    "meta": lambda samples: (_x(samples), torch.empty(2, 3, device="meta")),
+    "meta image": lambda samples: torch.empty(2, 3, 4, 5, device="meta"),
+    "storage": lambda samples: _x(samples).untyped_storage(),
+    "sparse image": lambda samples: torch.ones(2, 3, 2, 2).to_sparse(),
+    "conjugate": lambda samples: torch.complex(_x(samples), _x(samples)).conj(),
+    "expanded": lambda samples: torch.ones(1).expand(4, 3),
+    "overlapping": lambda samples: torch.arange(9.0).as_strided((3, 3), (1, 1)),
+}
+
+# What copy.deepcopy() cannot copy.
+ODD: dict[str, Any] = {
+    "compressed": lambda samples: _x(samples).to_sparse_csr(),
+    "nested": lambda samples: torch.nested.nested_tensor([_x(samples)[0], _x(samples).flatten()]),
+    "jagged": lambda samples: torch.nested.nested_tensor([_x(samples)[0]], layout=torch.jagged),
+    "of zeros": lambda samples: torch._efficientzerotensor((2, 3)),
+    "quantized": lambda samples: torch.quantize_per_tensor(_x(samples), 0.1, 0, torch.quint8),
+    "of another type": lambda samples: Shown(_x(samples)),
+    "another library's layout": lambda samples: _x(samples).to_mkldnn(),
 }

@@ -12,10 +12,9 @@ from typing import Any
 import pytest
 import torch
 
-from fastload import options
-from fastload._batch import map_tensors
+from fastload import iterators, loader_state, options
+from fastload._batch import is_plain, map_tensors
 from fastload.device.transfer import DeviceBatch, Transfer
-from fastload.engines import iterators, loader_state
 from fastload.memory.slots import SlotPool
 
 
@@ -30,7 +29,7 @@ class SimulatedTransfer(Transfer):
 
 
 def _copied(leaf: Any) -> Any:
-    return leaf.clone() if isinstance(leaf, torch.Tensor) and not leaf.requires_grad else leaf
+    return leaf.clone() if isinstance(leaf, torch.Tensor) and is_plain(leaf) and not leaf.requires_grad else leaf
 
 
 def install(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import dataclasses
+import warnings
 from functools import partial
 
 import pytest
 import torch
-from backends import BACKENDS, normal, raised_by
-from backends.batches import COLLATES, Collator, Movable, Opaque
+from backends import BACKENDS, assert_same, normal, raised_by
+from backends.batches import COLLATES, ODD, Collator, Movable, Opaque
 from backends.datasets import Images, Numbers, collect, configure
 from torch.utils.data import default_collate
 
-from fastload.engines.workers import __file__ as WORKERS_FILE
+from fastload.workers.start import __file__ as WORKERS_FILE
 
 workers = pytest.mark.parametrize("num_workers", [0, 1])
 
@@ -25,8 +26,29 @@ def test_collate_results(backend, kind):
     backend.same(case)
 
 
+@pytest.mark.parametrize("kind", ODD)
+def test_tensors_that_a_device_may_not_know(backend, kind):
+    with warnings.catch_warnings(action="ignore"):  # torch warns once in a process
+        ODD[kind]([Numbers(1)[0]])
+    backend.same(lambda loader_class: collect(loader_class(Numbers(5), batch_size=2, collate_fn=ODD[kind])), anew=True)
+
+
+@pytest.mark.parametrize("method", ["fork", "forkserver"])
+def test_a_batch_that_contains_itself(backend, method):
+    loader = backend.loader(Numbers(2), batch_size=2, num_workers=1, collate_fn=cyclic, multiprocessing_context=method)
+    (batch,) = loader
+    assert batch["again"][0] is batch
+    assert_same(batch["x"], torch.tensor([[0.0, 0.5], [1.0, 1.5]]))
+
+
+def cyclic(samples):
+    batch = {"x": default_collate(samples)[0]}
+    batch["again"] = [batch]
+    return batch
+
+
 def everything(samples):
-    reluctantly_sent = ("requires grad", "sparse")
+    reluctantly_sent = ("requires grad", "sparse", "sparse image")
     return {name: collate(samples) for name, collate in COLLATES.items() if name not in reluctantly_sent}
 
 

@@ -15,7 +15,7 @@ from torch.utils.data import DataLoader, Dataset, IterableDataset, Sampler, Subs
 from torchvision.datasets import ImageFolder
 
 from fastload import FastLoader
-from fastload.engines import workers as engine
+from fastload.workers import start as engine
 
 folder = photos_fixture()
 
@@ -58,6 +58,64 @@ def test_a_dataset_with_a_state_goes_on_where_each_sample_has_its_own_randomness
     next(iter(loader))
     with pytest.raises(ValueError, match=r"num_workers must be 2.* each worker's dataset has a state of its own"):
         make(3).load_state_dict(loader.state_dict())
+
+
+class Shelf(IterableDataset):
+    """Goes on at its place once after a state was loaded."""
+
+    read, goes_on = 0, False
+
+    def __iter__(self):
+        first, self.goes_on = self.read if self.goes_on else 0, False
+        for self.read in range(first + 1, 9):
+            yield torch.tensor([self.read, random.random()], dtype=torch.float64)
+
+    def state_dict(self):
+        return {"read": self.read}
+
+    def load_state_dict(self, state):
+        self.read, self.goes_on = state["read"], True
+
+
+def shift(worker: int) -> None:
+    get_worker_info().dataset.read += worker
+
+
+@pytest.mark.parametrize("batches", [None, 0, 1])
+@pytest.mark.parametrize("kind", [Counting, Shelf])
+def test_workers_begin_again_with_the_state_that_the_dataset_had_when_they_were_started(kind, batches):
+    loader = FastLoader(kind(), 2, num_workers=2, worker_init_fn=shift)
+    loader.dataset.load_state_dict({"read": 3})
+    seed(5)
+    state = None if batches is not None else saved(loader.state_dict())
+    iterator = iter(loader)
+    for _ in range(batches or 0):
+        next(iterator)
+    state = state or saved(loader.state_dict())
+    loader.dataset.read = 7  # of no effect on the workers
+    fresh = FastLoader(kind(), 2, num_workers=2, worker_init_fn=shift)
+    fresh.load_state_dict(state)
+    assert [flat(batch) for batch in fresh] == [flat(batch) for batch in iterator]
+    assert fresh.dataset.read == 3
+    assert fresh.state_dict()["now"]["dataset"] == {"dataset": {"read": 3}}
+
+
+@pytest.mark.parametrize("epochs", [0, 1])
+@pytest.mark.parametrize("begun", [False, True])
+def test_workers_begin_an_epoch_of_a_dataset_that_was_at_its_end_here(epochs, begun):
+    loader = FastLoader(Shelf(), 2, num_workers=2)
+    assert len(list(loader.dataset)) == 8
+    seed(5)
+    for _ in range(epochs):
+        list(loader)
+    state = None if begun else saved(loader.state_dict())
+    iterator = iter(loader)
+    state = state or loader.state_dict()
+    fresh = FastLoader(Shelf(), 2, num_workers=2)
+    fresh.load_state_dict(state)
+    found = [flat(batch) for batch in fresh]
+    assert found == [flat(batch) for batch in iterator]
+    assert len(found) == 8
 
 
 @pytest.mark.parametrize("method", ["spawn", "forkserver"])

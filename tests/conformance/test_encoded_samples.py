@@ -13,7 +13,7 @@ from torch.utils.data import ConcatDataset, Subset
 from torchvision.transforms import v2
 
 from fastload import FastLoader
-from fastload.pipeline.reader import Refusal, read_recipe
+from fastload.pipeline.recipe import Refusal, read_recipe
 from fastload.sources import EncodedImage
 
 NATIVE = {"device": "cpu", "engine": "native"}

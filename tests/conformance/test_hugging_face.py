@@ -7,27 +7,34 @@ import functools
 import io
 
 import numpy as np
+import optional
 import pytest
 import torch
 import torchvision.transforms as v1
-import tqdm
 from photos import SIZE, assert_same, both, eval_v1, jpeg, make_folder, pixels, train_v1, train_v2
 from PIL import Image
+from PIL.PngImagePlugin import PngInfo
+from references import kept
 from torch.utils.data import DataLoader
 from torchvision.transforms import v2
 
 from fastload import FastLoader
-from fastload.pipeline.orientation import is_upright, upright_by_header
-from fastload.pipeline.reader import Recipe, Refusal, read_recipe
+from fastload.pipeline.datasets.orientation import is_upright, upright_by_header
+from fastload.pipeline.recipe import Recipe, Refusal, read_recipe
 
-datasets = pytest.importorskip("datasets")
-datasets.disable_progress_bars()
-tqdm.tqdm.monitor_interval = 0  # no thread that stays
+datasets = optional.module("datasets")
 
 NATIVE = {"device": "cpu", "engine": "native"}
-FEATURES = datasets.Features({"image": datasets.Image(), "label": datasets.ClassLabel(num_classes=3)})
 TRAIN, EVAL = train_v1(), eval_v1()
 ARGUMENTS = argparse.Namespace(image_column="image", label_column="label")
+
+
+@pytest.fixture(autouse=True, scope="module")
+def silent():
+    import tqdm
+
+    datasets.disable_progress_bars()
+    tqdm.tqdm.monitor_interval = 0  # no thread that stays
 
 
 def encoded(number, format="PNG", **options):
@@ -40,7 +47,8 @@ def of_images(images):
     rows = [{"image": image, "label": number % 3} for number, image in enumerate(images)]
     for row in rows:
         row["image"] = None if row["image"] is None else {"bytes": row["image"], "path": None}
-    return datasets.Dataset.from_list(rows, features=FEATURES)
+    features = {"image": datasets.Image(), "label": datasets.ClassLabel(num_classes=3)}
+    return datasets.Dataset.from_list(rows, features=datasets.Features(features))
 
 
 @pytest.fixture(scope="module")
@@ -203,12 +211,16 @@ def v1_eval():
 def turned(number, format="JPEG", orientation=6):
     about = Image.Exif()
     about[0x112] = orientation
-    return encoded(number, format, exif=about)
+    if format != "PNG text":
+        return encoded(number, format, exif=about)
+    texts = PngInfo()
+    texts.add_text("exif", about.tobytes())
+    return encoded(number, pnginfo=texts)
 
 
-@pytest.mark.parametrize("format", ["JPEG", "PNG", "WEBP"])
+@pytest.mark.parametrize("format", ["JPEG", "PNG", "PNG text", "WEBP"])
 def test_turned_images_are_turned(format):
-    images = [encoded(number, format) for number in range(24)]
+    images = [encoded(number, format.removesuffix(" text")) for number in range(24)]
     images[11], images[12] = turned(11, format), turned(12, format, orientation=1)
     made = of_images(images).with_transform(closure(v1_eval()))
     ours, theirs = both(lambda: made, FastLoader, NATIVE, batch_size=4, num_workers=2)
@@ -424,7 +436,7 @@ def test_the_file_of_a_path_may_be_anywhere(folder, tmp_path, monkeypatch):
     made = datasets.Dataset.from_list(rows, features=datasets.Features({"image": datasets.Image()}))
     made = made.with_transform(removes)
     torch.manual_seed(3)
-    expected = [*DataLoader(made, batch_size=4, num_workers=2)]
+    expected = kept(lambda: [*DataLoader(made, batch_size=4, num_workers=2)])
     torch.manual_seed(3)
     iterator = iter(FastLoader(made, batch_size=4, num_workers=2, **NATIVE))
     monkeypatch.chdir(tmp_path)
@@ -453,3 +465,10 @@ def test_v2_transforms_of_images():
     made = made.with_transform(closure(steps))
     ours, theirs = both(lambda: made, FastLoader, NATIVE, batch_size=4, shuffle=True, num_workers=2)
     assert_same(ours, theirs)
+
+
+@pytest.mark.parametrize("name", ["__getitems__", "_getitem", "with_format"])
+def test_a_method_of_the_object_is_refused(photos, name):
+    made = photos.with_transform(removes)
+    setattr(made, name, lambda indices: [made[index] for index in reversed(indices)])
+    assert f"has {name} of its own" in str(read_recipe(made))

@@ -11,14 +11,14 @@ import pytest
 import torch
 from backends import simulated
 from photos import assert_same, eval_v1, photos_fixture, train_v1
+from references import kept
 from torch.utils.data import DataLoader, Dataset
 from torchvision import tv_tensors
 from torchvision.datasets import ImageFolder
 
-from fastload import FastLoader
+from fastload import FastLoader, iterators
 from fastload._batch import as_inference_tensors
 from fastload.device.transfer import Transfer
-from fastload.engines import iterators
 
 MODES = (False, True, True, False)
 folder = photos_fixture(11, mixed=True)
@@ -73,7 +73,7 @@ def test_what_a_thread_has_pinned_is_ordinary_as_with_torch(monkeypatch, own):
     simulated.install(monkeypatch)
     monkeypatch.setattr(iterators, "Transfer", Transfer)  # which leaves batches for the CPU alone
     arguments = {"batch_size": 2, "num_workers": 1, "pin_memory": True}
-    theirs = flags(batches(DataLoader(Nested(), **arguments)))
+    theirs = kept(lambda: flags(batches(DataLoader(Nested(), **arguments))))
     with FastLoader(Nested(), **arguments, device="cpu", **own) as loader:
         assert flags(batches(loader)) == theirs == [False] * len(MODES)
 
@@ -83,9 +83,9 @@ def test_native_batches_in_host_memory(folder, monkeypatch, pin_memory):
     if pin_memory:
         simulated.install(monkeypatch)
     arguments = {"batch_size": 3, "num_workers": 1, "pin_memory": pin_memory}
-    wanted = flags(batches(DataLoader(ImageFolder(folder, eval_v1()), **arguments)))
+    wanted = kept(lambda: flags(batches(DataLoader(ImageFolder(folder, eval_v1()), **arguments))))
     torch.manual_seed(0)
-    theirs = list(DataLoader(ImageFolder(folder, train_v1()), **arguments))
+    theirs = kept(lambda: list(DataLoader(ImageFolder(folder, train_v1()), **arguments)))
     torch.manual_seed(0)
     with FastLoader(ImageFolder(folder, train_v1()), **arguments, device="cpu", engine="native") as loader:
         ours = batches(loader)
@@ -97,7 +97,7 @@ def test_native_batches_in_host_memory(folder, monkeypatch, pin_memory):
 def test_native_batches_on_a_device(folder, monkeypatch, device_prefetch):
     own = {**simulated.install_native(monkeypatch), "engine": "native", "device_prefetch": device_prefetch}
     torch.manual_seed(0)
-    theirs = list(DataLoader(ImageFolder(folder, train_v1()), 3, num_workers=1))
+    theirs = kept(lambda: list(DataLoader(ImageFolder(folder, train_v1()), 3, num_workers=1)))
     torch.manual_seed(0)
     with FastLoader(ImageFolder(folder, train_v1()), 3, num_workers=1, **own) as loader:
         ours = batches(loader)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import random
+import sys
 
 import numpy as np
 import pytest
@@ -11,6 +12,7 @@ import torch
 import torchvision.transforms as v1
 from photos import MEAN, STD, assert_same, epochs_of, jpeg, photos_fixture
 from PIL import Image, ImageEnhance, ImageFilter, ImageOps
+from references import kept
 from torch.utils.data import DataLoader, Dataset
 from torchvision.datasets import ImageFolder
 from torchvision.transforms import v2
@@ -45,7 +47,7 @@ class Patched(Dataset):
 
     def __getitem__(self, index):
         Image.open(io.BytesIO(jpeg(0, 30, 40))).convert("RGB")
-        return Image.Image.crop.__module__ == "fastload.engines.lazy_images"
+        return Image.Image.crop.__module__ == "fastload.lazy.images"
 
 
 @pytest.mark.parametrize("engine", ["auto", "torch"])
@@ -55,10 +57,32 @@ def test_images_are_lazy_in_our_workers_only(engine):
     assert Image.Image.crop.__module__ == "PIL.Image"
 
 
+class Imported(Dataset):
+    """Names of the modules of this package that are imported where samples are made."""
+
+    def __len__(self):
+        return 1
+
+    def __getitem__(self, index):
+        return " ".join(name for name in sys.modules if name.startswith("fastload"))
+
+
+def test_forked_workers_import_nothing(monkeypatch):
+    """Each worker of each epoch would import it again."""
+    monkeypatch.setitem(sys.modules, "webdataset", None)
+    for name in ("webdataset", "batches"):
+        monkeypatch.delitem(sys.modules, f"fastload.lazy.{name}", raising=False)
+        monkeypatch.delattr(f"fastload.lazy.{name}", raising=False)
+    with FastLoader(Imported(), num_workers=1, device="cpu") as loader:
+        iterator = iter(loader)
+        here = set(sys.modules)
+        assert set(next(iterator)[0].split()) <= here
+
+
 @pytest.mark.parametrize("workers", [1, 2])
 @pytest.mark.parametrize("persistent", [False, True])
 def test_an_opaque_transform_gives_torchs_batches(mixed, workers, persistent):
     arguments = {"batch_size": 4, "shuffle": True, "num_workers": workers, "persistent_workers": persistent}
-    theirs = epochs_of(lambda: DataLoader(ImageFolder(mixed, Opaque()), **arguments))
+    theirs = kept(lambda: epochs_of(lambda: DataLoader(ImageFolder(mixed, Opaque()), **arguments)))
     ours = epochs_of(lambda: FastLoader(ImageFolder(mixed, Opaque()), **arguments, device="cpu"))
     assert_same(ours, theirs)

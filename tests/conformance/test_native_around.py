@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
+import mmap
 import multiprocessing
 import random
 import subprocess
 import sys
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -22,12 +25,19 @@ from torchvision.transforms import v2
 
 from fastload import FastLoader
 from fastload._batch import map_tensors
-from fastload.engines import sample_lists
-from fastload.engines.in_process import InProcessFetcher
-from fastload.engines.parity_results import FallbackWarning
-from fastload.pipeline.reader import Recipe, read_recipe
+from fastload.check.results import FallbackWarning
+from fastload.loader_state import state_of
+from fastload.native import sample_lists
+from fastload.native.in_next import InProcessFetcher
+from fastload.pipeline.recipe import Recipe, read_recipe
+from fastload.python_samples.sample_process import SampleProcess
+from fastload.python_samples.seeding_process import SeedingProcess
+from fastload.stats.shared_counters import SharedCounters
+from fastload.workers.start import route_of
+from fastload.workers.worker import setup_of
 
 NATIVE = {"device": "cpu", "engine": "native"}
+SEED = 0
 
 
 @pytest.fixture(scope="module")
@@ -211,6 +221,81 @@ def test_first_calls_of_libraries(root, module):
     check(lambda: ImageFolder(root, train_v1()), worker_init_fn=function, num_workers=2)
 
 
+def by_seed(worker_id):
+    random.seed(SEED + worker_id)
+    torch.manual_seed(torch.initial_seed() % 1000 + SEED)
+
+
+def test_one_process_seeds_the_workers_of_all_epochs(tmp_path, monkeypatch):
+    started, real = [], SampleProcess._start
+    monkeypatch.setattr(SampleProcess, "_start", lambda process: (started.append(process), real(process)))
+    dataset = ImageFolder(make_folder(tmp_path, 9), train_v1())  # no sample is made in Python
+    arguments = {"batch_size": 4, "shuffle": True, "num_workers": 2, "worker_init_fn": by_seed}
+    with FastLoader(dataset, **arguments, **NATIVE) as loader:
+
+        def forks(base_seed, seed):
+            monkeypatch.setitem(globals(), "SEED", seed)
+            made = []
+            for each in (loader, DataLoader(dataset, **arguments)):
+                torch.manual_seed(base_seed)
+                made.append(list(each))
+            assert_same(*made)
+            return len(started)
+
+        assert forks(0, seed=5) == forks(1, seed=5) == 1
+        assert forks(2, seed=7) == 2  # which a new worker would see
+        started[-1]._process.kill()
+        started[-1]._process.join()
+        assert forks(3, seed=7) == 3
+    assert not any(process.answers for process in started)
+
+
+def test_free_memory_is_not_in_a_process_forked_while_batches_are_made(root):
+    """Writing there again would copy each page."""
+    with contextlib.closing(SampleProcess(read_recipe(ImageFolder(root, train_v1())))) as process:
+        blocks = [torch.ones(25_000) for _ in range(400)]
+        above = torch.ones(25_000)  # else free() returns them
+        del blocks
+        before = resident_bytes()
+        process.start()
+        assert before - resident_bytes() > 20e6
+        assert above.all()
+
+
+def resident_bytes():
+    return int(Path("/proc/self/statm").read_text().split()[1]) * mmap.PAGESIZE
+
+
+def test_a_call_while_the_seeding_process_answers_another(root):
+    recipe = read_recipe(ImageFolder(root, train_v1()), None, by_seed)
+    process, seeding = SampleProcess(recipe), SeedingProcess()
+    with contextlib.closing(seeding), contextlib.closing(SampleProcess(recipe)) as other:
+        assert seeding.keep(recipe, process)
+        assert not seeding.keep(recipe, other)
+        asked = seeding.states(recipe, other, 5, 2)
+        assert not other.started
+        ask = process._ask
+
+        def interrupted(*request):
+            assert seeding.states(recipe, other, 6, 2) != asked  # as a signal's handler may
+            assert ask(*request)
+            raise KeyboardInterrupt
+
+        process._ask = interrupted
+        with pytest.raises(KeyboardInterrupt):
+            seeding.states(recipe, other, 7, 2)
+        assert not process.answers  # its answer could be taken for that of the next question
+        assert seeding.states(recipe, other, 5, 2) == asked
+
+
+def test_seeds_of_the_system_are_each_epochs_own(root):
+    recipe = read_recipe(ImageFolder(root, train_v1()), None, lambda worker: torch.seed())
+    with contextlib.closing(SampleProcess(recipe)) as process:
+        seeding = SeedingProcess()
+        first, second = [[seeding.states(recipe, process, 5, 1) for _ in range(2)] for _ in range(2)]
+    assert first[0] == first[1] != second[0] == second[1]  # asked before an epoch's start, and at it
+
+
 @pytest.mark.parametrize("workers", [0, 2])
 @pytest.mark.parametrize("transform", [train_v1, eval_v1, train_v2])
 @pytest.mark.parametrize("target_transform", [float, noisy, noisy_by_torch, {0: "a", 1: "b", 2: "c"}.get])
@@ -267,6 +352,16 @@ class Dicts:
 
     def encoded(self, index):
         return self.folder.samples[index]
+
+
+@pytest.mark.parametrize("randomness", ["worker", "sample"])
+def test_workers_make_no_samples_natively_that_have_seeds_of_their_own(root, randomness):
+    given = {"num_workers": 1, "worker_init_fn": seeds, "randomness": randomness}
+    with FastLoader(ImageFolder(root, train_v1()), **given) as loader:
+        with pytest.warns(FallbackWarning):
+            state_of(loader).checks.start_failed(loader, route_of(loader).recipe, "no process")
+        setup = setup_of(loader, route_of(loader), SharedCounters(1, 2))
+    assert (setup.native is None) == (randomness == "sample")
 
 
 def test_a_first_call_may_change_what_encoded_returns(root):

@@ -12,6 +12,7 @@ import torchvision.transforms as v1
 from backends import simulated
 from interrupts import interrupted_at_every_opcode
 from photos import NOISY, PIPELINES, assert_same, epochs_of, photos_fixture, train_v1
+from references import kept
 from torch.utils.data import DataLoader
 from torchvision.datasets import ImageFolder
 from torchvision.transforms import v2
@@ -78,7 +79,7 @@ class MultiCrop:
 
 @pytest.mark.parametrize("prefetch", [0, 1])
 def test_views_of_two_sizes_on_a_simulated_device(root, monkeypatch, prefetch):
-    theirs = crops_of(lambda: DataLoader(ImageFolder(root, MultiCrop()), **ARGUMENTS))
+    theirs = kept(lambda: crops_of(lambda: DataLoader(ImageFolder(root, MultiCrop()), **ARGUMENTS)))
     own = {**simulated.install_native(monkeypatch), "engine": "native", "device_prefetch": prefetch}
     ours = crops_of(lambda: FastLoader(ImageFolder(root, MultiCrop()), **ARGUMENTS, **own))
     assert_same(ours, theirs)
@@ -89,7 +90,7 @@ def test_views_of_two_sizes_on_a_simulated_device(root, monkeypatch, prefetch):
 @pytest.mark.parametrize("workers", [0, 2])
 def test_views_of_two_sizes_on_the_gpu(root, prefetch, workers):
     arguments = {**ARGUMENTS, "num_workers": workers}
-    theirs = crops_of(lambda: DataLoader(ImageFolder(root, MultiCrop()), **arguments))
+    theirs = kept(lambda: crops_of(lambda: DataLoader(ImageFolder(root, MultiCrop()), **arguments)))
     own = {"device": "cuda", "engine": "native", "device_prefetch": prefetch}
     ours = crops_of(lambda: FastLoader(ImageFolder(root, MultiCrop()), **arguments, **own))
     assert_same(ours, theirs)
@@ -106,7 +107,7 @@ def crops_of(loader_of):
 @pytest.mark.parametrize("prefetch", [0, 1])
 def test_views_on_a_simulated_device(root, monkeypatch, prefetch):
     torch.manual_seed(3)
-    theirs = list(DataLoader(ImageFolder(root, TwoViews(train_v1())), **ARGUMENTS))
+    theirs = kept(lambda: list(DataLoader(ImageFolder(root, TwoViews(train_v1())), **ARGUMENTS)))
     own = simulated.install_native(monkeypatch)
     torch.manual_seed(3)
     dataset = ImageFolder(root, TwoViews(train_v1()))
@@ -178,7 +179,7 @@ def compare_on_a_simulated_device(root, monkeypatch, pipeline, persistent=False,
     arguments = {**ARGUMENTS, "persistent_workers": persistent}
     dataset = ImageFolder(root, pipeline())
     run = {"count": 3, "breaks_at": breaks_at}
-    theirs = epochs_of(lambda: DataLoader(dataset, **arguments), **run)
+    theirs = kept(lambda: epochs_of(lambda: DataLoader(dataset, **arguments), **run))
     own = {**simulated.install_native(monkeypatch), "device_prefetch": prefetch, "engine": "native"}
     seen = epochs_of(lambda: FastLoader(dataset, **arguments, **own), **run)
     layouts = [item[0].is_contiguous(memory_format=torch.channels_last) for item in seen if isinstance(item, list)]
@@ -206,7 +207,7 @@ def test_pipelines_on_the_gpu(root, name, memory_format, randomness):
 @pytest.mark.parametrize("prefetch", [0, 1])
 def test_epochs_on_the_gpu(root, dtype, memory_format, prefetch):
     dataset = ImageFolder(root, in_dtype(dtype))
-    theirs = epochs_of(lambda: DataLoader(dataset, **ARGUMENTS))
+    theirs = kept(lambda: epochs_of(lambda: DataLoader(dataset, **ARGUMENTS)))
     own = {"device": "cuda", "engine": "native", "memory_format": memory_format, "device_prefetch": prefetch}
     seen = epochs_of(lambda: FastLoader(dataset, **ARGUMENTS, **own))
     assert all(leaf.is_cuda for item in seen if isinstance(item, list) for leaf in item)

@@ -21,10 +21,12 @@ from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from unittest import mock
 
+import effort
 import interpreters
 import numpy as np
 import pytest
 import torch
+import torchvision.transforms as v1
 from backends import simulated
 from children import exit_code, forked
 from interrupts import interrupted_at_every_opcode
@@ -33,6 +35,7 @@ from photos import Encoded, both, drained, epochs_of, jpeg, make_folder, mix_in,
 from photos import assert_same as assert_equal
 from PIL import ExifTags, Image, ImageFile, ImageOps
 from plans import text_of
+from references import kept
 from torch.overrides import TorchFunctionMode
 from torch.utils.data import DataLoader, RandomSampler, Subset, WeightedRandomSampler
 from torch.utils.data._utils.collate import default_collate_fn_map
@@ -41,10 +44,11 @@ from torchvision.datasets import ImageFolder
 from torchvision.transforms import functional
 
 from fastload import FastLoader
-from fastload.engines import decode_threads, sample_process
-from fastload.engines.decode_pipeline import DecodePipeline
-from fastload.engines.sample_process import SampleProcess
-from fastload.pipeline.reader import read_recipe
+from fastload.native import iterator as decode_threads
+from fastload.native.pipeline import DecodePipeline
+from fastload.pipeline.recipe import read_recipe
+from fastload.python_samples import sample_process
+from fastload.python_samples.sample_process import SampleProcess
 
 NATIVE = {"device": "cpu", "engine": "native"}
 RUN = {"batch_size": 3, "num_workers": 2, "shuffle": True}
@@ -136,7 +140,7 @@ def test_a_sampler_that_raises(folder, after, persistent):
 
     arguments = {**RUN, "shuffle": None, "persistent_workers": persistent}
     dataset = ImageFolder(folder, train_v1())
-    theirs = run(lambda: DataLoader(dataset, **arguments, sampler=Breaking(after)))
+    theirs = kept(lambda: run(lambda: DataLoader(dataset, **arguments, sampler=Breaking(after))))
     assert_equal(run(lambda: FastLoader(dataset, **arguments, **NATIVE, sampler=Breaking(after))), theirs)
 
 
@@ -166,7 +170,7 @@ def test_two_live_iterators_over_one_loader(folder, persistent):
         return seen
 
     dataset = ImageFolder(folder, train_v1())
-    theirs = run(lambda: DataLoader(dataset, **RUN, persistent_workers=persistent))
+    theirs = kept(lambda: run(lambda: DataLoader(dataset, **RUN, persistent_workers=persistent)))
     assert_equal(run(lambda: FastLoader(dataset, **RUN, **NATIVE, persistent_workers=persistent)), theirs)
 
 
@@ -179,13 +183,13 @@ def test_a_loader_inside_the_loop_over_another(mixed):
         return seen
 
     dataset = ImageFolder(mixed, train_v1())
-    theirs = run(lambda: DataLoader(dataset, **RUN))
+    theirs = kept(lambda: run(lambda: DataLoader(dataset, **RUN)))
     assert_equal(run(lambda: FastLoader(dataset, **RUN, **NATIVE)), theirs)
 
 
 def test_a_loader_consumed_in_another_thread(mixed):
     dataset = ImageFolder(mixed, train_v1())
-    theirs = epochs_of(lambda: DataLoader(dataset, **RUN))
+    theirs = kept(lambda: epochs_of(lambda: DataLoader(dataset, **RUN)))
     seen = []
     thread = threading.Thread(
         target=lambda: seen.extend(epochs_of(lambda: FastLoader(dataset, **RUN, **NATIVE))), daemon=True
@@ -229,7 +233,7 @@ def test_a_native_loader_in_a_worker_of_another(folder):
 
 def test_a_child_forked_mid_epoch_leaves_and_its_parent_goes_on(folder):
     dataset = ImageFolder(folder, train_v1())
-    theirs = epochs_of(lambda: DataLoader(dataset, **RUN), count=1)[:-1]
+    theirs = kept(lambda: epochs_of(lambda: DataLoader(dataset, **RUN), count=1)[:-1])
     torch.manual_seed(3)
     loader = FastLoader(dataset, **RUN, **NATIVE)
     iterator = iter(loader)
@@ -267,7 +271,7 @@ def test_a_transform_that_changes_between_epochs(mixed):
         seen += list(loader)
         return seen
 
-    theirs = run(lambda dataset: DataLoader(dataset, **RUN))
+    theirs = kept(lambda: run(lambda dataset: DataLoader(dataset, **RUN)))
     assert_equal(run(lambda dataset: FastLoader(dataset, **RUN, **NATIVE)), theirs)
 
 
@@ -302,7 +306,7 @@ def test_workers_do_not_see_what_changes_while_they_live(mixed, what, persistent
         return seen
 
     arguments = {**RUN, "persistent_workers": persistent, "prefetch_factor": 1}
-    theirs = run(lambda dataset: DataLoader(dataset, **arguments))
+    theirs = kept(lambda: run(lambda dataset: DataLoader(dataset, **arguments)))
     assert_equal(run(lambda dataset: FastLoader(dataset, **arguments, **NATIVE)), theirs)
 
 
@@ -380,11 +384,11 @@ def test_what_is_patched_between_epochs_is_what_workers_run(turned, name):
                     assert (reason in text_of(loader)) == (epoch == 1)
         return seen, engines
 
-    theirs, _ = run(lambda dataset: DataLoader(dataset, **RUN), patch)
+    theirs, _ = kept(lambda: run(lambda dataset: DataLoader(dataset, **RUN), patch))
     ours, engines = run(lambda dataset: FastLoader(dataset, **RUN, device="cpu"), patch)
     assert engines == ["native", "torch", "native"]
     assert_equal(ours, theirs)
-    unpatched, _ = run(lambda dataset: DataLoader(dataset, **RUN), nullcontext)
+    unpatched, _ = kept(lambda: run(lambda dataset: DataLoader(dataset, **RUN), nullcontext))
     with pytest.raises(AssertionError):  # it makes a difference
         assert_equal(unpatched, theirs)
 
@@ -514,7 +518,7 @@ def test_a_batch_of_samples_made_in_python_is_late_after_the_timeout(mixed, tmp_
 def test_threads_share_an_iterator(mixed, threads):
     dataset = Subset(ImageFolder(mixed, train_v1()), list(range(17)) * 3)
     torch.manual_seed(3)
-    theirs = list(DataLoader(dataset, **RUN))
+    theirs = kept(lambda: list(DataLoader(dataset, **RUN)))
     torch.manual_seed(3)
     with FastLoader(dataset, **RUN, **NATIVE) as loader:
         iterator = iter(loader)
@@ -557,7 +561,7 @@ def refused(function, *arguments):
 def test_a_child_that_exits_leaves_its_parents_process_alone(mixed):
     """Python's own exit ends all daemonic processes that it knows, also its parent's."""
     dataset = ImageFolder(mixed, train_v1())
-    theirs = epochs_of(lambda: DataLoader(dataset, **RUN), count=1)[:-1]
+    theirs = kept(lambda: epochs_of(lambda: DataLoader(dataset, **RUN), count=1)[:-1])
     torch.manual_seed(3)
     with FastLoader(dataset, **RUN, **NATIVE) as loader:
         iterator = iter(loader)
@@ -588,10 +592,17 @@ def test_persistent_workers_that_are_stuck_are_late_when_the_next_epoch_begins(f
     loader.close()
 
 
-def test_a_forked_child_that_begins_another_epoch_hears_that_the_workers_are_not_its_own(folder):
+def test_a_forked_child_that_begins_another_epoch_has_threads_of_its_own(folder):
     with FastLoader(ImageFolder(folder, train_v1()), **RUN, persistent_workers=True, **NATIVE) as loader:
-        next(iter(loader))
-        assert exit_code(forked(lambda: refused(iter, loader))) == 0
+        iterator = iter(loader)
+        next(iterator)
+
+        def in_child():
+            assert len(list(loader)) == len(loader)
+            loader.close()
+
+        assert exit_code(forked(in_child)) == 0
+        assert len(list(iterator)) == len(loader) - 1
 
 
 def test_a_batch_that_a_signals_handler_takes_is_not_taken_twice(monkeypatch):
@@ -614,7 +625,7 @@ def test_a_batch_that_a_signals_handler_takes_is_not_taken_twice(monkeypatch):
 def test_a_process_that_is_forked_while_another_thread_draws_is_forked_again(mixed, tmp_path, monkeypatch):
     """Such a child would inherit torch's generator locked; here something else blocks the first child."""
     dataset = ImageFolder(mixed, train_v1())
-    theirs = epochs_of(lambda: DataLoader(dataset, **RUN), count=1)
+    theirs = kept(lambda: epochs_of(lambda: DataLoader(dataset, **RUN), count=1))
     real, waited = sample_process._Settings.restore, tmp_path / "waited"
 
     def restore(settings):
@@ -657,6 +668,15 @@ def test_a_process_that_starts_while_its_loader_is_closed_ends(mixed, monkeypatc
 def test_any_limit_of_pixels(folder, monkeypatch, limit):
     monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", limit)
     check(folder, run={"count": 1})
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_pillows_limit_holds_for_crops_of_enlarged_images(folder, monkeypatch, workers):
+    """They may have more pixels than the file."""
+    monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", 16_000)
+    steps = [v1.Resize(200), v1.CenterCrop(190), v1.Resize(20), v1.ToTensor()]
+    seen = check(folder, dataset_of=lambda: ImageFolder(folder, v1.Compose(steps)), num_workers=workers, shuffle=False)
+    assert any(isinstance(item, Image.DecompressionBombError) for item in seen)
 
 
 def test_who_waits_for_a_batch_hears_that_the_loader_was_closed(tmp_path, folder):
@@ -737,7 +757,7 @@ def test_an_interrupt_anywhere_in_next_loses_no_batch_and_hangs_nothing(monkeypa
 
     assert interrupted_at_every_opcode(lambda: None, act, check) > 300
     assert len(seen) < count
-    assert sum(interrupts) > 250
+    assert sum(interrupts) * effort.stride() > 250
     loader.close()
 
 
@@ -759,7 +779,7 @@ def test_an_interrupt_anywhere_in_close_leaves_nothing(tmp_path):
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
 def test_an_interrupt_anywhere_while_an_iterator_is_dropped_leaves_no_thread(folder):
     loader = FastLoader(ImageFolder(folder, train_v1()), **RUN, **NATIVE)
-    pipelines = []
+    pipelines, raised = [], []
 
     def make():
         iterator = iter(loader)
@@ -768,12 +788,13 @@ def test_an_interrupt_anywhere_while_an_iterator_is_dropped_leaves_no_thread(fol
         return [iterator]
 
     def check(_, interrupted):
-        assert not interrupted  # Python drops an interrupt of a finalizer
+        raised.append(interrupted)  # afterwards, as Python drops what is raised in a finalizer
         thread = pipelines.pop()._thread
         thread.join(10)
         assert not thread.is_alive()
 
     assert interrupted_at_every_opcode(make, list.clear, check, stride=3) > 100
+    assert raised.count(False) < 40  # those of callbacks that Python's weak references run before
 
 
 def test_an_interrupt_anywhere_in_the_start_leaves_nothing(tmp_path):
@@ -856,7 +877,7 @@ def test_a_relative_path_means_what_it_meant_at_the_start(mixed, tmp_path, monke
         return seen
 
     arguments = {**RUN, "persistent_workers": persistent}
-    theirs = run(lambda dataset: DataLoader(dataset, **arguments))
+    theirs = kept(lambda: run(lambda dataset: DataLoader(dataset, **arguments)))
     assert_equal(run(lambda dataset: FastLoader(dataset, **arguments, **NATIVE)), theirs)
 
 
@@ -882,7 +903,7 @@ def test_pillows_settings_are_those_of_the_start(tmp_path, monkeypatch, persiste
     arguments = {**RUN, "persistent_workers": persistent}
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", Image.DecompressionBombWarning)
-        theirs = run(lambda dataset: DataLoader(dataset, **arguments))
+        theirs = kept(lambda: run(lambda dataset: DataLoader(dataset, **arguments)))
         assert_equal(run(lambda dataset: FastLoader(dataset, **arguments, **NATIVE)), theirs)
     assert any(isinstance(batch, Exception) for batch in theirs)
 

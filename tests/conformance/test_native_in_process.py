@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import functools
 import gc
 import itertools
 import random
 import threading
 import weakref
+import zlib
 
 import numpy as np
 import pytest
@@ -29,15 +31,18 @@ from photos import (
     random_crop,
     train_v1,
 )
-from PIL import ImageFile
+from PIL import Image, ImageFile
 from plans import text_of
+from references import kept
 from torch.utils.data import BatchSampler, DataLoader, DistributedSampler, RandomSampler, Subset
+from torch.utils.data._utils.collate import default_collate_fn_map
 from torchvision.datasets import ImageFolder
 
 from fastload import FastLoader
-from fastload.engines import in_process
-from fastload.engines.in_process import InProcessFetcher
-from fastload.engines.parity_results import FallbackWarning
+from fastload.check.results import FallbackWarning
+from fastload.native import in_next as in_process
+from fastload.native.in_next import InProcessFetcher
+from fastload.pipeline.transforms import Pipeline
 
 NATIVE = {"device": "cpu", "engine": "native"}
 folder = photos_fixture()
@@ -63,7 +68,7 @@ def native_batches(monkeypatch):
 
 def states(loader):
     numpy = np.random.get_state()
-    others = torch.tensor([hash(random.getstate()) % 2**31, hash((numpy[1].tobytes(), numpy[2])) % 2**31])
+    others = torch.tensor([zlib.crc32(repr(random.getstate()).encode()), zlib.crc32(numpy[1].tobytes()), numpy[2]])
     return [torch.get_rng_state(), others, *([loader.generator.get_state()] if loader.generator is not None else [])]
 
 
@@ -94,7 +99,7 @@ def trace(make, epochs=2, breaks_at=None, between=lambda loader, number: None):
 def check(dataset_of, native_batches, own=NATIVE, build=dict, **arguments):
     run = {key: arguments.pop(key) for key in ("epochs", "breaks_at", "between") if key in arguments}
     arguments = {"batch_size": 5, "shuffle": True, **arguments}
-    theirs = trace(lambda: DataLoader(dataset_of(), **arguments, **build()), **run)
+    theirs = kept(lambda: trace(lambda: DataLoader(dataset_of(), **arguments, **build()), **run))
     assert native_batches == {"native": 0, "torch": 0}
     ours = trace(lambda: FastLoader(dataset_of(), **own, **arguments, **build()), **run)
     assert_same(ours, theirs)
@@ -149,7 +154,7 @@ def test_samplers(mixed, folder, native_batches, name):
         assert not native_batches["native"]
         return
     build = lambda: {"shuffle": None, **SAMPLERS[name]()}  # noqa: E731
-    theirs = trace(lambda: DataLoader(ImageFolder(folder, train_v1()), **build()))
+    theirs = kept(lambda: trace(lambda: DataLoader(ImageFolder(folder, train_v1()), **build())))
     ours = trace(lambda: FastLoader(ImageFolder(folder, train_v1()), **build(), **NATIVE))
     assert_same(ours, theirs)
     assert native_batches["native"]
@@ -331,7 +336,7 @@ def test_inference_mode(folder, native_batches):
 def test_a_cast_on_the_host(folder, native_batches, dtype):
     dataset = ImageFolder(folder, train_v1())
     torch.manual_seed(3)
-    wanted = [images.to(dtype) for images, _ in DataLoader(dataset, batch_size=4)]
+    wanted = kept(lambda: [images.to(dtype) for images, _ in DataLoader(dataset, batch_size=4)])
     torch.manual_seed(3)
     assert_same([images for images, _ in ours(dataset, batch_size=4, dtype=dtype)], wanted)
     assert native_batches == {"native": 6, "torch": 0}
@@ -342,16 +347,26 @@ def test_where_pillow_draws_otherwise_than_the_core_torch_makes_the_batch(tmp_pa
     victim = root / "class1" / "004.jpg"
     victim.write_bytes(victim.read_bytes()[:-300])
     monkeypatch.setattr(ImageFile, "LOAD_TRUNCATED_IMAGES", True)
-    made = in_process.made_here
-    monkeypatch.setattr(in_process, "made_here", lambda *arguments: (torch.rand(1), made(*arguments))[1])
+    made = Pipeline.pixels
+    monkeypatch.setattr(Pipeline, "pixels", lambda *arguments: (torch.rand(1), made(*arguments))[1])
     check(lambda: ImageFolder(root, train_v1()), native_batches, batch_size=3)
     assert native_batches["torch"]
+
+
+def test_an_error_behind_a_sample_that_python_makes_leaves_the_state_of_its_own(tmp_path, monkeypatch, native_batches):
+    root = make_folder(tmp_path, 6)
+    victim = root / "class0" / "000.jpg"
+    victim.write_bytes(victim.read_bytes()[: victim.stat().st_size // 3])
+    (root / "class1" / "001.jpg").write_bytes(b"no image")
+    monkeypatch.setattr(ImageFile, "LOAD_TRUNCATED_IMAGES", True)
+    dataset_of = lambda: ImageFolder(root, train_v1())  # noqa: E731
+    check(dataset_of, native_batches, batch_size=3, shuffle=False, build=lambda: {"sampler": [0, 3, 2, 4, 5, 1]})
 
 
 def test_a_batch_that_only_torch_can_make_is_told_of(folder, monkeypatch):
     loader = FastLoader(ImageFolder(folder, train_v1()), 3, num_workers=0, device="cpu")
     torch.manual_seed(0)
-    expected = next(iter(DataLoader(ImageFolder(folder, train_v1()), 3)))
+    expected = kept(lambda: next(iter(DataLoader(ImageFolder(folder, train_v1()), 3))))
     torch.manual_seed(0)
     iterator = iter(loader)
     monkeypatch.setattr(in_process, "collated", lambda targets: 1 // 0)
@@ -365,7 +380,7 @@ def test_a_batch_that_only_torch_can_make_is_told_of(folder, monkeypatch):
 @pytest.mark.parametrize("name", ["train_v1", "erasing_v1", "erasing_bytes", "eval_v2", *NOISY])
 def test_on_a_simulated_device(mixed, monkeypatch, native_batches, name, prefetch):
     dataset_of = lambda: ImageFolder(mixed, PIPELINES[name]())  # noqa: E731
-    theirs = trace(lambda: DataLoader(dataset_of(), batch_size=4, shuffle=True))
+    theirs = kept(lambda: trace(lambda: DataLoader(dataset_of(), batch_size=4, shuffle=True)))
     own = {**simulated.install_native(monkeypatch), "device_prefetch": prefetch, "engine": "native"}
     seen = trace(lambda: FastLoader(dataset_of(), batch_size=4, shuffle=True, **own))
     assert all(item[0].is_contiguous(memory_format=torch.channels_last) for item in seen if isinstance(item, list))
@@ -424,7 +439,7 @@ def test_a_forked_child_iterates_too(folder):
 
 def test_threads_share_a_loader(folder, native_batches):
     loader = ours(ImageFolder(folder, eval_v1()), batch_size=4)
-    wanted = list(DataLoader(loader.dataset, batch_size=4))
+    wanted = kept(lambda: list(DataLoader(loader.dataset, batch_size=4)))
     seen = [[] for _ in range(4)]
     threads = [threading.Thread(target=lambda own=own: own.extend(loader)) for own in seen]
     for thread in threads:
@@ -471,3 +486,98 @@ def test_the_plan_and_the_report_say_where_batches_are_made(mixed):
     assert 0 < made <= loader.stats().python_images < len(loader.dataset)
     assert f"{loader.stats().python_images} of {len(loader.dataset)} samples" in str(loader.report())
     assert "num_workers >= 1" in str(loader.report())
+
+
+class Wrapped:
+    """Calls a transform."""
+
+    def __init__(self, inner):
+        self.inner = inner
+
+    def __call__(self, image):
+        return self.inner(image)
+
+
+def of_tensors():
+    transform = train_v1()
+    transform.transforms[-1] = v1.Normalize(torch.tensor([0.1, 0.2, 0.3]), torch.tensor([0.2, 0.3, 0.4]))
+    transform.transforms.insert(0, v1.Lambda(lambda image: image.convert("RGB")))
+    return v1.Compose([Wrapped(transform)])
+
+
+class Turned(ImageFolder):
+    """An ImageFolder whose targets are others."""
+
+    def __getitem__(self, index):
+        image, target = super().__getitem__(index)
+        return image, target + 70
+
+
+def turned(function):
+    return lambda *arguments, **named: function(*arguments, **named).transpose(Image.Transpose.ROTATE_180)
+
+
+CHANGES = {
+    "size": lambda dataset, parts, patch: setattr(parts[1], "size", (40, 44)),
+    "mean": lambda dataset, parts, patch: parts[-1].mean.add_(0.2),
+    "another mean": lambda dataset, parts, patch: setattr(parts[-1], "mean", [0.5, 0.5, 0.5]),
+    "step": lambda dataset, parts, patch: parts.insert(2, v1.RandomVerticalFlip()),
+    "steps swapped": lambda dataset, parts, patch: parts.__setitem__(slice(1, 3), parts[2:0:-1]),
+    "inner": lambda dataset, parts, patch: setattr(dataset.transform.transforms[0], "inner", train_v1()),
+    "transform": lambda dataset, parts, patch: setattr(dataset, "transform", eval_v1()),
+    "target_transform": lambda dataset, parts, patch: setattr(dataset, "target_transform", lambda target: target + 3),
+    "class of the dataset": lambda dataset, parts, patch: setattr(dataset, "__class__", Turned),
+    "class of a step": lambda dataset, parts, patch: setattr(parts[2], "__class__", v1.RandomVerticalFlip),
+    "loader": lambda dataset, parts, patch: setattr(dataset, "loader", turned(dataset.loader)),
+    "samples": lambda dataset, parts, patch: dataset.samples.reverse(),
+    "hook": lambda dataset, parts, patch: parts[1].register_forward_hook(lambda part, given, made: made.rotate(180)),
+    "method": lambda dataset, parts, patch: patch.setattr(v1.RandomResizedCrop, "forward", turned(parts[1].forward)),
+    "function": lambda dataset, parts, patch: patch.setattr(Image, "open", lambda file: turned(OPEN)(file)),
+    "code of a method": lambda dataset, parts, patch: patch.setattr(
+        v1.RandomHorizontalFlip.forward, "__code__", (lambda self, img: img.rotate(180)).__code__
+    ),
+    "code of a function": lambda dataset, parts, patch: setattr(
+        parts[0].lambd, "__code__", (lambda image: image.convert("L").convert("RGB")).__code__
+    ),
+    "wrapper's method": lambda dataset, parts, patch: patch.setattr(
+        Wrapped, "__call__", lambda self, image: self.inner(image) + 1
+    ),
+    "limit": lambda dataset, parts, patch: patch.setattr(Image, "MAX_IMAGE_PIXELS", 100),
+    "collating": lambda dataset, parts, patch: patch.setitem(
+        default_collate_fn_map, torch.Tensor, lambda batch, *, collate_fn_map=None: torch.stack(batch) + 2
+    ),
+}
+OPEN = Image.open
+
+
+@functools.cache
+def unchanged(folder):
+    return trace(lambda: DataLoader(ImageFolder(folder, of_tensors()), batch_size=3), 1)
+
+
+@pytest.mark.filterwarnings("ignore::fastload.FallbackWarning", "ignore::PIL.Image.DecompressionBombWarning")
+@pytest.mark.parametrize("name", CHANGES)
+def test_a_change_is_seen_when_nothing_had_changed_before(folder, monkeypatch, native_batches, name):
+    patches = []
+
+    def between(loader, number):
+        if number == 3:
+            patches.append(monkeypatch.context())
+            patch = patches[-1].__enter__()
+            CHANGES[name](loader.dataset, loader.dataset.transform.transforms[0].inner.transforms, patch)
+
+    def seen(make):
+        try:
+            return trace(lambda: make(ImageFolder(folder, of_tensors()), batch_size=3), 1, between=between)
+        finally:
+            patches.pop().__exit__(None, None, None)
+
+    read, reads = InProcessFetcher.read_anew, []
+    monkeypatch.setattr(
+        InProcessFetcher, "read_anew", lambda self: reads.append(native_batches["native"]) or read(self)
+    )
+    fast = lambda dataset, **arguments: FastLoader(dataset, device="cpu", **arguments)  # noqa: E731
+    ours, theirs = seen(fast), seen(DataLoader)
+    assert_same(ours, theirs)
+    assert native_batches["native"] >= 4
+    assert [at for at in reads if at < 4] == [0, 0]

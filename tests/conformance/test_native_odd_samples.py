@@ -6,13 +6,19 @@ Impossible files, several bad ones, and memory that is reused.
 from __future__ import annotations
 
 import io
+import os
+import re
 import time
+from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
-from photos import assert_same, both, drained, epochs_of, jpeg, train_v1
+from photos import assert_same, both, drained, epochs_of, jpeg, make_folder, train_v1
 from PIL import Image
+from references import kept
 from torch.utils.data import DataLoader
+from torchvision.datasets import ImageFolder
 from torchvision.transforms import CenterCrop, Compose, Normalize, ToTensor, v2
 
 from fastload import FastLoader
@@ -59,7 +65,7 @@ def test_a_path_that_cannot_be_is_an_error_in_its_turn(workers):
 
     arguments = {"batch_size": 4, "num_workers": workers}
     ours = slow(lambda: FastLoader(Items(odd), **arguments, **NATIVE))
-    assert_same(ours, slow(lambda: DataLoader(Items(odd), **arguments)))
+    assert_same(ours, kept(lambda: slow(lambda: DataLoader(Items(odd), **arguments))))
     assert ["embedded null byte" in str(batch) for batch in ours if isinstance(batch, ValueError)] == [True]
 
 
@@ -97,7 +103,7 @@ class Reading(Items):
 
 def test_encoded_images_may_all_lie_in_the_same_memory():
     ours = epochs_of(lambda: FastLoader(Reading(items()), batch_size=4, num_workers=3, **NATIVE))
-    assert_same(ours, epochs_of(lambda: DataLoader(Items(items()), batch_size=4, num_workers=3)))
+    assert_same(ours, kept(lambda: epochs_of(lambda: DataLoader(Items(items()), batch_size=4, num_workers=3))))
 
 
 PADDING = {
@@ -123,3 +129,74 @@ def test_a_crop_that_pads_with_black_is():
     )
     ours, theirs = both(lambda: dataset, FastLoader, NATIVE, batch_size=4, num_workers=2)
     assert_same(ours, theirs)
+
+
+def test_a_batch_without_samples_is_the_same_error():
+    arguments = {"batch_sampler": [[0, 1], [], [2]], "num_workers": 1}
+    ours, theirs = both(lambda: Items(items(4)), FastLoader, NATIVE, **arguments)
+    assert_same(ours, theirs)
+    assert [shown(item) for item in ours] == [shown(item) for item in theirs]
+    assert "list index out of range" in map(shown, ours)
+
+
+class Named:
+    """A path of a class of its own."""
+
+    def __init__(self, path):
+        self.path = path
+
+    def __fspath__(self):
+        torch.rand(1)
+        return self.path
+
+
+PATHS = {
+    "bytes": os.fsencode,
+    "bytes in a buffer": lambda path: bytearray(os.fsencode(path)),
+    "a view of bytes": lambda path: memoryview(os.fsencode(path)),
+    "an array of bytes": lambda path: np.frombuffer(os.fsencode(path), np.uint8),
+    "an array like an image": lambda path: np.zeros((50, 60, 3), np.uint8),
+    "a text of NumPy's": np.str_,
+    "a tuple": lambda path: (path,),
+    "a list": lambda path: [path],
+    "nothing": lambda path: None,
+    "a float": lambda path: 1.5,
+    "a path": Path,
+    "an object": Named,
+    "an object that has a number": lambda path: Named(5),
+    "the number of an open file": lambda path: os.open(path, os.O_RDONLY),
+    "a number like that": lambda path: np.int64(os.open(path, os.O_RDONLY)),
+    "a number that is none": lambda path: -1,
+    "an open file": lambda path: io.BytesIO(path.encode()),
+    "a function": lambda path: print,
+    "no text": lambda path: "a\ud800",
+    "a zero byte": lambda path: b"a\0b",
+    "a folder": os.path.dirname,
+}
+
+
+@pytest.mark.filterwarnings("ignore:.*file descriptor")
+@pytest.mark.parametrize("arguments", [{"num_workers": 0}, {"num_workers": 1}, {"num_workers": 1, "collate_fn": list}])
+def test_what_stands_for_a_path_is_torchs_to_open(tmp_path_factory, arguments):
+    root = make_folder(tmp_path_factory.mktemp("photos"), 6)
+    opened = []
+
+    def dataset_of():
+        dataset = ImageFolder(root, train_v1())
+        path, target = dataset.samples[3]
+        dataset.samples = [sample for make in PATHS.values() for sample in ((make(path), target), dataset.samples[0])]
+        opened.extend(int(path) for path, _ in dataset.samples if isinstance(path, int | np.int64) and path >= 0)
+        return dataset
+
+    ours, theirs = both(dataset_of, FastLoader, NATIVE, batch_size=2, run={"count": 1}, **arguments)
+    for number in opened if arguments["num_workers"] else ():  # else they are closed with their images
+        os.close(number)
+    assert_same(ours, theirs)
+    assert [shown(item) for item in ours] == [shown(item) for item in theirs]
+    assert sum(isinstance(item, Exception) for item in theirs) == 15
+
+
+def shown(item):
+    """The last line of an error, without the sample that ours names, and addresses."""
+    lines = [line for line in str(item).splitlines() if line and not line.startswith("sample ")]
+    return re.sub("^[a-zA-Z.]+: | at 0x.*", "", lines[-1]) if isinstance(item, Exception) else ""

@@ -9,19 +9,22 @@ import shutil
 import time
 from pathlib import Path
 
+import optional
 import pytest
 import torch
+from object_store import OPTIONS, store_of
 from photos import make_folder, train_v1
 from torch.utils.data import DataLoader
 from torchvision.datasets import ImageFolder
 
 from fastload import FastLoader
-from fastload.pipeline.samples import KeptFile
+from fastload.jpeg_index import tagged_files
+from fastload.jpeg_index.tagged_files import key_path, make_key
+from fastload.pipeline.datasets.samples import KeptFile
 from fastload.sources import ObjectStoreImageFolder
+from fastload.sources.fetcher import Kept
 
-pytest.importorskip("obstore")
-pytest.importorskip("moto")
-from object_store import OPTIONS, store_of
+optional.needed("obstore", "moto")
 
 COUNT, BATCH = 36, 4
 
@@ -95,7 +98,7 @@ def test_same_batches_in_torchs_workers(store, folder):
     assert_same(batches(FastLoader, pickle.loads(pickle.dumps(data)), engine="torch"), folder)
 
 
-FAULTS = {4: "busy", 7: "cut", 9: "drop"}
+FAULTS = {4: "busy", 7: "cut", 9: "drop", 10: "short", 13: "changed", 17: "huge"}
 
 
 @pytest.mark.slow
@@ -118,12 +121,16 @@ def test_requests_wait_together(store, folder):
     assert [bytes(source) for source, _ in answers] == files
 
 
-@pytest.mark.parametrize("fault", ["busy", "cut", "drop"])
-def test_a_store_that_only_fails_is_an_error_with_the_key(store, fault):
+@pytest.mark.parametrize("fault", ["busy", "cut", "drop", "short", "changed", "huge"])
+def test_a_store_that_only_fails_is_an_error_with_the_key(store, fault, tmp_path):
     store.set(fault=lambda number: fault)
+    data = dataset(store, retries=1, cache_dir=tmp_path)
     with pytest.raises(OSError, match=r"s3://bucket/class0/000.jpg cannot be read: "):
-        dataset(store, retries=1).encoded(0)
+        data.encoded(0)
     assert sum(store.reads.values()) == 2
+    assert not [path for path in tmp_path.rglob("*") if path.is_file()]
+    store.set()
+    assert data.encoded(0)[0] == dataset(store).encoded(0)[0]
 
 
 def test_a_refusal_is_an_error_at_once(store):
@@ -159,7 +166,7 @@ def test_cached_objects_are_read_where_they_lie(store, folder, tmp_path):
     data = dataset(store, cache_dir=tmp_path)
     objects = [bytes(source) for source, _ in data.encoded_many(range(COUNT)).result()]
     paths = [source for source, _ in data.encoded_many(range(COUNT)).result()]
-    assert [Path(path).read_bytes() for path in paths] == objects
+    assert [path.read() for path in paths] == objects
     before = [os.stat(path) for path in paths]
     time.sleep(0.01)
     data.encoded_many(range(COUNT)).result()
@@ -172,28 +179,56 @@ def test_cached_objects_are_read_where_they_lie(store, folder, tmp_path):
 def test_cached_objects_that_are_removed_meanwhile_are_requested_again(store, folder, tmp_path, engine, monkeypatch):
     data = dataset(store, cache_dir=tmp_path)
     data.encoded_many(range(len(data))).result()
-    entry, removed = data._entry, []
+    entry, chosen = data._entry, {key for key, _ in data.samples[::3]}
 
-    def remove(index, source, sample):
-        made = entry(index, source, sample)
-        if index % 3 == 0 and isinstance(source, str) and index not in removed:
-            removed.append(index)
-            os.unlink(source)
+    def remove(source, sample):
+        made = entry(source, sample)
+        if isinstance(source, Kept) and sample[0] in chosen:
+            chosen.discard(sample[0])
+            os.unlink(source.path)
         return made
 
     monkeypatch.setattr(data, "_entry", remove)
     assert_same(batches(FastLoader, data, engine=engine), folder)
-    assert engine == "torch" or len(removed) >= COUNT // 3
+    assert engine == "torch" or not chosen
 
 
-def test_a_kept_file_is_asked_for_until_it_is_there(tmp_path):
-    there = tmp_path / "there"
-    there.write_bytes(b"1")
-    asked = []
-    gone = KeptFile("/gone", lambda: KeptFile("/gone, too", lambda: asked.append(1) or KeptFile(str(there), None)))
-    assert gone.read() == pickle.loads(pickle.dumps(gone)) == b"1"
-    assert len(asked) == 2
-    assert KeptFile("/gone", lambda: memoryview(b"2")).read() == b"2"
+def test_a_kept_file_has_its_bytes_or_those_of_the_store(tmp_path):
+    path, key = tmp_path / "file", bytes(range(48))
+    kept = KeptFile(str(path), key, lambda: memoryview(b"of the store"))
+    assert kept.read() == pickle.loads(pickle.dumps(kept)) == b"of the store"
+    tagged_files.write(path, b"of the cache", key)
+    assert kept.read() == pickle.loads(pickle.dumps(kept)) == b"of the cache"
+    path.write_bytes(b"of someone else")
+    assert kept.read() == pickle.loads(pickle.dumps(kept)) == b"of the store"
+
+
+@pytest.mark.parametrize("engine", ["native", "torch"])
+def test_cached_objects_that_others_have_changed_are_requested_again(store, folder, tmp_path, engine):
+    """Each becomes another image of its size, every third another of the cache's files."""
+    data = dataset(store, cache_dir=tmp_path)
+    data.encoded_many(range(len(data))).result()
+    kept = [Path(source) for source, _ in data.encoded_many(range(len(data))).result()]
+    whole = {path: path.read_bytes() for path in kept}
+    image = min(whole.values(), key=len)[: -tagged_files.TAGS_BYTES]
+    for number, (path, content) in enumerate(whole.items()):
+        padded = image.ljust(len(content) - tagged_files.TAGS_BYTES, b"\0") + content[-tagged_files.TAGS_BYTES :]
+        path.write_bytes(whole[kept[number - 1]] if number % 3 == 0 else padded)
+    store.set()
+    assert_same(batches(FastLoader, data, engine=engine), folder)
+    assert len(store.reads) == COUNT + 1
+    assert {path: path.read_bytes() for path in kept} == whole
+    store.set()
+    assert_same(batches(FastLoader, data, engine=engine), folder)
+    assert not store.reads
+
+
+def test_a_cache_without_a_key_is_refused(store, tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
+    make_key()
+    key_path().chmod(0o644)
+    with pytest.raises(ValueError, match=r"the key .* must have 48 bytes, and only you may read it"):
+        dataset(store, cache_dir=tmp_path / "cache")
 
 
 def test_the_cache_keeps_its_bound(store, folder, tmp_path):
@@ -211,7 +246,7 @@ def test_a_damaged_cache_is_read_from_the_store(store, tmp_path):
     (kept,) = (path for path in tmp_path.rglob("*") if path.is_file())
     kept.write_bytes(b"short")
     assert data.encoded(0)[0] == source
-    assert kept.read_bytes() == source
+    assert kept.read_bytes()[: -tagged_files.TAGS_BYTES] == source
 
 
 def test_break_ends_requests(store):

@@ -16,7 +16,7 @@ from torch.utils.data import BatchSampler, DataLoader, IterableDataset, RandomSa
 
 import fastload
 from fastload import FastLoader
-from fastload.engines.loader_state import state_of
+from fastload.loader_state import state_of
 
 OWN = {
     "device": "cpu",
@@ -98,7 +98,7 @@ def test_a_copy_of_a_subclass_with_slots_has_a_runtime_of_its_own(how):
 def test_pickles_of_every_protocol_leave_the_runtime_out(protocol):
     loader = FastLoader(Numbers(6), batch_size=2, memory_format=None)  # torch's formats need protocol 4
     pickled = pickle.dumps(loader, protocol)
-    assert b"fastload.engines.loader_state" not in pickled
+    assert b"fastload.loader_state" not in pickled
     assert len(collect(pickle.loads(pickled))) == 3
 
 

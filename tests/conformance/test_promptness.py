@@ -21,9 +21,8 @@ from backends import simulated
 from backends.datasets import Gated, Images, Numbers, collect
 from torch.utils.data import Dataset
 
-from fastload import FastLoader
-from fastload.engines import iterators
-from fastload.engines.workers import SWITCH_S
+from fastload import FastLoader, iterators
+from fastload.workers.worker import SWITCH_S
 
 WAIT_S = 60  # longer than any machine takes, short of the test's own limit
 TESTS = Path(__file__).parents[1]

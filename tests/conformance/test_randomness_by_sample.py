@@ -17,11 +17,12 @@ import pytest
 import torch
 from photos import NOISY, OF_PYTHON, PIPELINES, assert_same, epochs_of, make_folder, photos_fixture, train_v1, train_v2
 from plans import text_of
+from references import kept
 from torch.utils.data import DataLoader, Dataset, DistributedSampler, IterableDataset, default_collate, get_worker_info
 from torchvision.datasets import ImageFolder
 
 from fastload import FastLoader, _core, verify
-from fastload.pipeline.index_seeds import seed_for_index
+from fastload.randomness.by_sample import seed_for_index
 
 OWN = {"device": "cpu", "randomness": "sample"}
 folder = photos_fixture(17, mixed=True)
@@ -201,7 +202,7 @@ class Seeds(Draws):
 def test_seeds_fit_into_int64(count):
     with workers(Seeds(), num_workers=count, batch_size=11) as loader:
         seeds = next(iter(loader)).tolist()
-        base_seed = loader._state.epochs.seed
+        base_seed = loader._state.place.epochs_of(loader).seed
     assert seeds == [_core.seed_for_index(base_seed, 0, index) for index in range(11)]
     for word in range(2**63 - 1, 2**64, 2**57):
         assert 0 <= _core.seed_for_index(word, word, word) == seed_for_index(word, word, word) < 2**63
@@ -228,7 +229,7 @@ def test_the_generator_advances_as_torchs(folder):
     arguments = {"batch_size": 4, "shuffle": True, "num_workers": 2}
     generator = lambda: torch.Generator().manual_seed(7)  # noqa: E731
     ours = epochs_of(lambda: FastLoader(dataset, **arguments, **OWN, generator=generator()))
-    theirs = epochs_of(lambda: DataLoader(dataset, **arguments, generator=generator()))
+    theirs = kept(lambda: epochs_of(lambda: DataLoader(dataset, **arguments, generator=generator())))
     states = lambda seen: [item for item in seen if isinstance(item, torch.Tensor)]  # noqa: E731
     assert_same(states(ours), states(theirs))
     labels = lambda seen: [item[1] for item in batches(seen)]  # noqa: E731

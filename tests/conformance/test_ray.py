@@ -9,6 +9,7 @@ import tempfile
 import uuid
 from pathlib import Path
 
+import optional
 import psutil
 import pytest
 import ray_cluster
@@ -18,7 +19,7 @@ from torch.utils.data import DataLoader, DistributedSampler
 
 from fastload import FastLoader
 
-pytest.importorskip("ray.train")
+optional.needed("ray")
 pytestmark = pytest.mark.slow
 COUNT = 22  # not divisible by the workers' batches
 

@@ -87,7 +87,7 @@ def test_what_accelerate_prepares_is_pickled_and_copied_as_torchs(tmp_path):
         from accelerate import Accelerator
         from torch.utils.data import DataLoader
         from fastload import FastLoader
-        from fastload.engines.loader_state import state_of
+        from fastload.loader_state import state_of
 
         accelerator = Accelerator(cpu=True)
         for batch_size in (2, None):
@@ -109,7 +109,7 @@ def test_torchdatas_stateful_loader_is_a_fastloader_that_keeps_its_state(tmp_pat
         from torchdata.stateful_dataloader import StatefulDataLoader
         import fastload
         from fastload import FastLoader
-        from fastload.engines.loader_state import state_of
+        from fastload.loader_state import state_of
 
         def make(num_workers, persistent=False):
             return StatefulDataLoader(range(64), 2, True, num_workers=num_workers, persistent_workers=persistent)

@@ -14,7 +14,7 @@ from torch.utils.data import ConcatDataset, Subset
 from torchvision.datasets import ImageFolder
 
 from fastload import FastLoader
-from fastload.pipeline.datasets import sample_name
+from fastload.pipeline.datasets.folders import sample_name
 from fastload.sources import ObjectStoreImageFolder, ParquetImages, TarImageFolder, TarSamples, ZipImageFolder
 
 FILES = {f"class/{number}.jpg": jpeg(number) for number in range(6)} | {"class/4.jpg": jpeg(4)[:700]}

@@ -26,6 +26,7 @@ from backends.datasets import Numbers
 from slots_on_cpu import free
 
 from fastload import FastLoader
+from fastload.memory.slots import SlotWriter
 
 WAIT_S = 60  # longer than any machine takes, short of the test's own limit
 TESTS = Path(__file__).parents[1]
@@ -79,7 +80,7 @@ def all_come_back(pool):
 
 
 def until_it_fails(loader, error, match):
-    """Iterate and end the epoch; the garbage collector would take 5 s for each worker."""
+    """Iterate and end the epoch."""
     iterator = iter(loader)
     with pytest.raises(error, match=match) as caught:
         for _ in iterator:
@@ -103,6 +104,20 @@ def test_an_error_in_the_default_collate_costs_no_slot(loader_of, persistent):
     data.bad = -1
     assert [int(batch[0, 0]) for batch in loader] == list(range(0, 16, 2))
     loader._iterator = None
+    assert all_come_back(pool)
+
+
+def test_a_worker_that_is_killed_while_it_takes_a_slot_costs_none(loader_of, monkeypatch):
+    loader = loader_of(Rows(16))
+    pool = with_slots(loader)
+    with monkeypatch.context() as patched:
+        patched.setattr(SlotWriter, "_mapping", lambda self, token: os.kill(os.getpid(), signal.SIGKILL))
+        until_it_fails(loader, RuntimeError, "DataLoader worker")
+    assert free(pool) < pool.counts().slots
+    iterator = iter(loader)
+    assert [pids for _, pids in pool._users] == [[worker.pid for worker in iterator._workers]]  # also when it is gone
+    del iterator
+    assert [int(batch[0, 0]) for batch in loader] == list(range(0, 16, 2))
     assert all_come_back(pool)
 
 
@@ -190,6 +205,7 @@ import os, signal, sys, time
 import pytest, torch
 from backends import simulated
 from conformance_slots import *
+from fastload.engines.workers import route_of
 
 if __name__ == "__main__":
     simulated.install(pytest.MonkeyPatch())
@@ -399,7 +415,7 @@ def test_slots_do_not_count_against_dev_shm(tmp_path):
     """Not one batch would fit there."""
     body = """
     loader = FastLoader(Rows(400), batch_size=2, num_workers=2, device="cuda")
-    pool = loader._state.slot_pool(loader, torch.device("cuda"))
+    pool = loader._state.slot_pool(loader, route_of(loader))
     pool.want(401_408, wait=True)
     for _ in range(3):
         print([int(batch[0, 0]) for batch in loader] == list(range(0, 400, 2)))

@@ -28,8 +28,8 @@ from torchvision.transforms import (
 )
 
 from fastload import FastLoader
-from fastload.engines.decode_batch import Batch, StreamStates
-from fastload.engines.packed_states import digest_of
+from fastload.native.batch import Batch, StreamStates
+from fastload.randomness.packed import digest_of
 
 folder = photos_fixture()
 
@@ -207,7 +207,7 @@ def changed(state: dict[str, Any], **changes: Any) -> dict[str, Any]:
     ("changes", "message"),
     [
         ({"fastload": ...}, "needs what FastLoader.state_dict"),
-        ({"fastload": 99}, "reads states of version 4, got 99"),
+        ({"fastload": 99}, "reads states of version 5, got 99"),
         ({"now": ...}, "damaged: now is missing"),
         ({"start": {"main": torch.zeros(3)}}, "damaged"),
         ({"now": {"main": "AAAA", "generators": {}, "dataset": {}}, "turn": 0}, "damaged|state must have"),
@@ -222,7 +222,7 @@ def changed(state: dict[str, Any], **changes: Any) -> dict[str, Any]:
         ({"workers": []}, "a state for each worker"),
         ({"again": ...}, "damaged: again is missing"),
         ({"base_seed": 2**70}, "damaged .*out of range"),
-        ({"fastload": torch.zeros(2)}, "reads states of version 4"),
+        ({"fastload": torch.zeros(2)}, "reads states of version 5"),
         ({"num_workers": 3}, "num_workers must be 3, as when the state was saved, got 1"),
         ({"persistent": True}, "persistent_workers must be True"),
         ({"samples": 24}, "as long as when the state was saved, 24, got 23"),

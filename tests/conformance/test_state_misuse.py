@@ -3,19 +3,23 @@
 from __future__ import annotations
 
 import copy
+import datetime
+import itertools
 import json
 import pickle
+import random
 import threading
 import warnings
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from resuming import Drawing, flat, saved, seed
 from torch.utils.data import Dataset, DistributedSampler, IterableDataset, SequentialSampler, get_worker_info
 
 from fastload import FastLoader
-from fastload.engines import position
+from fastload.state.place import Position
 
 
 class FailsToLoad:
@@ -76,7 +80,7 @@ def test_a_state_that_cannot_be_loaded_is_kept_and_tried_again(tmp_path, kind, w
             for batch in iterator:
                 taken.append(flat(batch))
         assert "keeps the loaded state" in str(raised.value) + "".join(getattr(raised.value, "__notes__", []))
-        if workers:
+        if iterator is not None:
             with pytest.raises(LookupError, match="not now"):
                 next(iterator)
     between = other.state_dict()
@@ -235,7 +239,7 @@ def test_states_from_another_thread_are_of_one_place(workers):
         assert [flat(batch) for batch in other] == batches[place:]
 
 
-class Handing(position.Position):
+class Handing(Position):
     """Hands a batch over while its states are read."""
 
     def _states(self) -> Any:
@@ -251,7 +255,7 @@ def test_a_state_that_changes_while_it_is_read_is_read_again(monkeypatch, moves,
     loader = FastLoader(Drawing(1000), 1, num_workers=1)
     iterator = iter(loader)
     next(iterator)
-    own: Any = loader._state.position
+    own: Any = loader._state.place.position
     own.__class__, own.iterator, own.moves = Handing, iterator, moves
     if place is None:
         with pytest.warns(UserWarning, match="no time between two"):
@@ -285,45 +289,137 @@ def test_a_changed_number_in_a_list_of_states_is_noticed():
     loaders[0].load_state_dict(states)
 
 
-def flips(text: str) -> Any:
-    """Texts with one character changed."""
-    for place in range(0, len(text), max(1, len(text) // 40)):
-        if text[place] not in "=":
-            yield text[:place] + ("A" if text[place] != "A" else "B") + text[place + 1 :]
+class Nested(Dataset):
+    """Has a state of all kinds of values."""
+
+    def __init__(self) -> None:
+        self.state: Any = {
+            "numbers": [1, 2.5, True, None, [3, 4]],
+            "texts": {"short": "a", "long": "b" * 300, "bytes": b"cd"},
+            "keys": {10: (1, {"inner": ()}), 9: []},
+            "tensors": [torch.arange(3.0), torch.ones(2, 1, dtype=torch.bool), torch.tensor(2, dtype=torch.bfloat16)],
+            "arrays": [np.arange(3), np.float32(1), np.array([None, "a"])],
+            "others": [{1, 2}, random.Random(1).getstate(), np.random.default_rng(1), datetime.date(2020, 1, 1)],
+        }
+
+    def __len__(self) -> int:
+        return 6
+
+    def __getitem__(self, index: int) -> int:
+        return index
+
+    def state_dict(self) -> Any:
+        return self.state
+
+    def load_state_dict(self, state: Any) -> None:
+        self.state = state
 
 
-def test_each_changed_part_of_a_state_is_noticed():
-    loader = FastLoader(Drawing(), 4, shuffle=True, num_workers=1, generator=torch.Generator())
+class NestedSampler(SequentialSampler, Nested):
+    def __init__(self) -> None:
+        super().__init__(range(6))
+        Nested.__init__(self)
+
+
+class NestedStream(IterableDataset):
+    def __iter__(self) -> Any:
+        return NestedIterator()
+
+
+class NestedIterator(Nested):
+    def __iter__(self) -> Any:
+        return self
+
+    def __next__(self) -> int:
+        return 1
+
+
+def ranked(rank: int, replicas: int) -> FastLoader[Any]:
+    sampler = DistributedSampler(range(23), replicas, rank)
+    return FastLoader(Drawing(), 2, sampler=sampler, randomness="sample", generator=torch.Generator().manual_seed(1))
+
+
+LOADERS = {
+    "generators": lambda: FastLoader(Drawing(), 4, shuffle=True, num_workers=1, generator=torch.Generator()),
+    "dataset": lambda: FastLoader(Nested(), 2, sampler=NestedSampler()),
+    "datasets in workers": lambda: FastLoader(Nested(), 2, num_workers=2, persistent_workers=True),
+    "iterator": lambda: FastLoader(NestedStream(), 2),
+    "rank": lambda: ranked(0, 1),
+}
+
+
+def others(value: Any) -> Any:
+    """Yield ``value`` with each single change of a value, type, size, key or order."""
+    if isinstance(value, dict):
+        for key, entry in value.items():
+            rest = {name: value[name] for name in value if name != key}
+            yield rest
+            yield {**rest, f"{key} ": entry}
+            yield from ({**value, key: other} for other in others(entry))
+        yield {**value, "added": None}
+    elif isinstance(value, list | tuple):
+        for place, entry in enumerate(value[:4]):
+            yield [*value[:place], *value[place + 1 :]]
+            yield from ([*value[:place], other, *value[place + 1 :]] for other in others(entry))
+        yield [*value, None]
+        yield from [value[::-1]] if str(value[::-1]) != str(value) else []
+    else:
+        changes = [None, False, 0, "", {}, [], *of_leaf(value)]
+        yield from (change for change in changes if type(change) is not type(value) or str(change) != str(value))
+
+
+def of_leaf(value: Any) -> Any:
+    if isinstance(value, bool):
+        yield from (not value, int(value))
+    elif isinstance(value, int | float):
+        yield from (value + 1, -value - 1, float(value) if isinstance(value, int) else np.float64(value), str(value))
+    elif isinstance(value, str):
+        yield from (f"{value}=", f" {value}", value.encode(), value.swapcase())
+        for place in range(0, len(value), max(1, len(value) // 10)):
+            yield f"{value[:place]}{'A' if value[place] != 'A' else 'B'}{value[place + 1 :]}"
+    elif isinstance(value, torch.Tensor):
+        yield from (value.numpy(force=True) if value.dtype != torch.bfloat16 else value.float(), value[None])
+        yield from (value.to(torch.complex64), ~value if value.dtype == torch.bool else value + 1)
+    elif isinstance(value, np.ndarray) and value.dtype != object:
+        yield from (torch.tensor(value), value[None], value[::-1], value.astype(np.float16), value.tolist())
+    elif isinstance(value, set):
+        yield from (value | {3}, frozenset({1}), sorted(value))
+    elif isinstance(value, datetime.date):
+        yield value.replace(day=2)
+    elif isinstance(value, np.random.Generator):
+        yield np.random.default_rng(2)
+
+
+@pytest.mark.parametrize("kind", LOADERS)
+def test_every_change_of_a_state_is_noticed(kind):
+    loader = LOADERS[kind]()
+    if kind == "rank":
+        ranks = [ranked(rank, 2) for rank in (0, 1)]
+        [next(iter(rank)) for rank in ranks]
+        loader.load_state_dict([rank.state_dict() for rank in ranks])
     iterator = iter(loader)
     next(iterator)
     state = loader.state_dict()
-    text = json.dumps(state)
-    damaged: list[Any] = []
-    for name, value in state.items():
-        damaged.append({key: entry for key, entry in state.items() if key != name})
-        changes = [[], {}, None, "x", torch.zeros(2), b"", -1, 1.5]
-        changes += [not value] if isinstance(value, bool) else [value + 1] if isinstance(value, int) else []
-        damaged += [{**state, name: change} for change in changes if type(change) is not type(value) or change != value]
-    for path in (
-        ("start", "main"),
-        ("now", "main"),
-        ("start", "generators", "0.generator.cpu"),
-        ("workers", 0, "generators"),
-    ):
-        part: Any = state
-        for key in path:
-            part = part[key]
-        for changed in flips(part):
-            damaged.append(json.loads(text))
-            inner = damaged[-1]
-            for key in path[:-1]:
-                inner = inner[key]
-            inner[path[-1]] = changed
-    fresh = FastLoader(Drawing(), 4, shuffle=True, num_workers=1, generator=torch.Generator())
+    fresh = LOADERS[kind]()
     before = fresh.state_dict()
-    for one in damaged:
+    tried = 0
+    for changed in others(state):
         with pytest.raises(ValueError, match=r"damaged|must|needs|version|state|differ"):
-            fresh.load_state_dict(one)
-    assert fresh.state_dict() == before
-    fresh.load_state_dict(json.loads(text))
-    assert [flat(batch) for batch in fresh] == [flat(batch) for batch in iterator]
+            fresh.load_state_dict(changed)
+        tried += 1
+    assert tried > 200
+    assert fresh.state_dict()["checksum"] == before["checksum"]  # that is, nothing has changed
+    fresh.load_state_dict(saved(state) if kind in ("generators", "rank") else pickle.loads(pickle.dumps(state)))
+    assert [*map(flat, itertools.islice(fresh, 9))] == [*map(flat, itertools.islice(iterator, 9))]
+    loader.close(), fresh.close()
+
+
+def test_what_json_makes_of_a_state_is_the_same_state():
+    dataset = Nested()
+    for name in ("tensors", "arrays", "others"):
+        del dataset.state[name]
+    del dataset.state["texts"]["bytes"]
+    loader = FastLoader(dataset, 2, num_workers=1)
+    iter(loader)
+    loader.load_state_dict(json.loads(json.dumps(loader.state_dict(), sort_keys=True)))
+    loader.close()

@@ -16,7 +16,7 @@ from resuming import Drawing
 from torch.utils.data import Dataset, IterableDataset, SequentialSampler
 
 from fastload import FastLoader
-from fastload.engines.loader_state import state_of
+from fastload.loader_state import state_of
 
 
 class Live(IterableDataset):
@@ -206,7 +206,7 @@ def test_an_unknown_state_that_is_asked_for_often_takes_no_memory():
     lengths = []
     for _ in range(3):
         assert "not this one" in loader.state_dict()["unsupported"]
-        traceback, length = state_of(loader).position._at_close.__traceback__, 0
+        traceback, length = state_of(loader).place.position._at_close.__traceback__, 0
         while traceback is not None:
             traceback, length = traceback.tb_next, length + 1
         lengths.append(length)
@@ -245,7 +245,7 @@ def test_interrupts_of_state_dict_and_load_state_dict_leave_all_as_it_was():
     iterator = iter(loader)
     next(iterator)
     state = loader.state_dict()
-    lock = state_of(loader).position._consuming
+    lock = state_of(loader).place.position._consuming
     numbers = itertools.count()
     while interrupted(loader.state_dict, next(numbers)):
         assert not lock._is_owned()
@@ -253,5 +253,5 @@ def test_interrupts_of_state_dict_and_load_state_dict_leave_all_as_it_was():
     assert next(numbers) > 40
     numbers = itertools.count()
     while interrupted(lambda: other.load_state_dict(state), next(numbers)):
-        assert state_of(other).loaded in (None, state)
+        assert state_of(other).place.loaded in (None, state)
     assert next(numbers) > 40

@@ -18,7 +18,7 @@ from torch.utils.data import BatchSampler, Dataset, DistributedSampler
 from torchvision.datasets import ImageFolder
 
 from fastload import FastLoader
-from fastload.engines import redistribution
+from fastload.state.ranks import _order_of, _share
 
 folder = photos_fixture()
 
@@ -145,8 +145,8 @@ def test_shares_are_those_of_torchs_sampler():
         for rank in range(world):
             sampler = DistributedSampler(range(count), world, rank, seed=3, drop_last=drop_last)
             sampler.set_epoch(2)
-            order = redistribution._order_of(sampler)
-            share = redistribution._share(order, order, rank, world, drop_last=drop_last)
+            order = _order_of(sampler)
+            share = _share(order, order, rank, world, drop_last=drop_last)
             assert share.tolist() == list(sampler), (count, world, drop_last, rank)
 
 

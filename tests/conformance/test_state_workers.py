@@ -13,7 +13,7 @@ from torch.utils.data import RandomSampler
 from torchvision.datasets import ImageFolder
 
 from fastload import FastLoader
-from fastload.stats.kept_states import KeptStates
+from fastload.memory.kept_states import KeptStates
 
 folder = photos_fixture()
 
@@ -104,7 +104,7 @@ def test_an_iterator_that_ends_while_its_state_is_read_has_the_same_state(monkey
     iterator = iter(loader)
     next(iterator)
     expected, usual = loader.state_dict(), KeptStates.find
-    vars(loader)["_state"].position._known.clear()
+    vars(loader)["_state"].place.position._known.clear()
 
     def find(states, *place):
         monkeypatch.setattr(KeptStates, "find", usual)

@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 from backends import simulated
 from photos import assert_same, epochs_of, photos_fixture
+from references import kept
 from torch.utils.data import DataLoader, Subset, default_collate
 from torchvision import transforms as v1
 from torchvision.datasets import ImageFolder
 from torchvision.transforms import v2
 
-from fastload import FastLoader
-from fastload.engines import iterators
-from fastload.engines.workers import makes_native_samples
+from fastload import FastLoader, iterators
 from fastload.pipeline.tail import WithoutTail, without_tail
+from fastload.workers.start import route_of
 
 ARGUMENTS = {"batch_size": 4, "num_workers": 2, "shuffle": True}
 NORMALIZE = ([0.485, 0.456, 0.406], [0.229, 0.224, 0.225])
@@ -66,7 +68,7 @@ def test_batches_and_generators_are_torchs(root, monkeypatch, leaves, pipeline, 
     dataset = ImageFolder(root, pipeline(Own()))
     transform = dataset.transform
     arguments = {**ARGUMENTS, "persistent_workers": persistent}
-    theirs = epochs_of(lambda: DataLoader(dataset, **arguments))
+    theirs = kept(lambda: epochs_of(lambda: DataLoader(dataset, **arguments)))
     own = simulated.install_native(monkeypatch)
     if slots:
         del own["max_pinned_bytes"]
@@ -97,12 +99,14 @@ def test_a_target_transform_of_ones_own(root, monkeypatch, leaves, chosen):
     step = Own() if chosen == "tail" else v1.RandomHorizontalFlip()
     dataset = ImageFolder(root, with_v1(step), target_transform=hundreds)
     if chosen == "both":
-        monkeypatch.setattr(iterators, "read_tail", lambda loader, device: without_tail(loader.dataset))
-    theirs = epochs_of(lambda: DataLoader(dataset, **ARGUMENTS))
+        decided = iterators.TorchDeviceIterator.__init__
+        both = lambda self, loader, route: decided(self, loader, replace(route, tail=without_tail(loader.dataset)))  # noqa: E731
+        monkeypatch.setattr(iterators.TorchDeviceIterator, "__init__", both)
+    theirs = kept(lambda: epochs_of(lambda: DataLoader(dataset, **ARGUMENTS)))
     own = simulated.install_native(monkeypatch)
     loader = FastLoader(dataset, **ARGUMENTS, **own)
     assert ("sent as uint8" in str(loader.plan)) == (chosen == "tail")
-    assert makes_native_samples(loader) == (chosen != "tail")
+    assert (route_of(loader).maker == "workers") == (chosen != "tail")
     seen = epochs_of(lambda: FastLoader(dataset, **ARGUMENTS, **own))
     assert_same([[x.contiguous() for x in item] if isinstance(item, list) else item for item in seen], theirs)
     assert bool(leaves) == (chosen != "native samples")
@@ -179,6 +183,6 @@ def test_a_sample_alone_is_no_list_of_samples(root, monkeypatch):
 @pytest.mark.parametrize("memory_format", [torch.channels_last, torch.contiguous_format, None])
 def test_batches_on_the_gpu(root, pipeline, memory_format):
     dataset = ImageFolder(root, pipeline(Own()))
-    theirs = epochs_of(lambda: DataLoader(dataset, **ARGUMENTS))
+    theirs = kept(lambda: epochs_of(lambda: DataLoader(dataset, **ARGUMENTS)))
     seen = epochs_of(lambda: FastLoader(dataset, **ARGUMENTS, device="cuda", memory_format=memory_format))
     assert_same([[x.cpu().contiguous() for x in item] if isinstance(item, list) else item for item in seen], theirs)

@@ -8,6 +8,7 @@ import random
 import tarfile
 
 import numpy as np
+import optional
 import pytest
 import torch
 from photos import assert_same, both, epochs_of, jitter_v2, jpeg, pixels, train_v1
@@ -15,10 +16,10 @@ from PIL import Image
 from torch.utils.data import DataLoader
 
 from fastload import FastLoader
-from fastload.engines import webdataset_stages
+from fastload.lazy import webdataset as webdataset_stages
 from fastload.vision import codec, handlers, image_handler
 
-webdataset = pytest.importorskip("webdataset")
+webdataset = optional.module("webdataset")
 
 SPECS = ("pil", "pilrgb", "rgb8", "rgb", "torchrgb8", "torchrgb", "torch", "l8", "torchl", "rgba", "pill")
 

@@ -20,6 +20,7 @@ from backends.datasets import (
     configure,
     first,
 )
+from references import kept
 
 
 @forkserver_too
@@ -197,7 +198,7 @@ def test_start_methods(backend, method):
         pytest.skip("torch's own, and slow to start")
     own = {"batch_size": 3, "collate_fn": as_list, "worker_init_fn": configure, "num_workers": 1}
     torch.manual_seed(4)
-    expected = collect(torch.utils.data.DataLoader(Configured(5), **own, multiprocessing_context="fork"))
+    expected = kept(lambda: collect(torch.utils.data.DataLoader(Configured(5), **own, multiprocessing_context="fork")))
     torch.manual_seed(4)
     context = method if method == "spawn" else multiprocessing.get_context(method)
     loader = backend.loader(Configured(5), **own, multiprocessing_context=context)

@@ -5,20 +5,20 @@ from __future__ import annotations
 import time
 from pathlib import Path
 
+import optional
 import pytest
 import torch
 
-pytest.importorskip("skimage")
-pytest.importorskip("matplotlib")
-
-from fastload.bench._chart import draw
-from fastload.bench._rungs import Length
+from benchmarks.commands import BENCHMARKS
+from benchmarks.step import compare_feeds, time_each_next
+from fastload.bench._charts import draw_ladder
 from fastload.bench._steps import TrainingStep
-from fastload.bench._trace import record_activity
+from fastload.bench._trace import profiled, summarize
 from fastload.bench.ladder import Ladder, climb
 from fastload.bench.photos import PhotoSet, write_photos
-from fastload.bench.step import StepSetup, compare_feeds, time_both_next
 from fastload.measurement.clock import CudaClock
+
+optional.needed("skimage", "matplotlib")
 
 pytestmark = pytest.mark.gpu
 
@@ -30,17 +30,14 @@ def sleep_ms(milliseconds: float) -> None:
 
 def test_whole_climb(tmp_path: Path) -> None:
     photos = write_photos(tmp_path / "photos", PhotoSet(count=16, classes=2, edge_px=64)).path
-    length = Length(steps=4, repeats=2)
-    record = climb(
-        Ladder(data=photos, model="resnet18", batch_size=16, length=length, cores=4), lambda rung, result: None
-    )
+    record = climb(Ladder(data=photos, model="resnet18", batch_size=16, steps=4, repeats=2, cores=4), id)
     assert [rung["number"] for rung in record["rungs"]] == [1, 2, 3, 4, 5, 6, 7, 8, 0]
     for rung in record["rungs"]:
         assert 0 < rung["gpu_busy_share"] <= 1.02, rung["name"]
         assert -0.01 <= rung["wait_share"] <= 1, rung["name"]
         if rung["number"]:
             assert rung["h2d_gb_per_s"] > 0.5, rung["name"]
-    draw(record, tmp_path / "ladder.png")
+    draw_ladder(record, tmp_path / "ladder.png")
 
 
 def test_busy_share_is_half_when_half_the_time_is_slept_away() -> None:
@@ -53,7 +50,7 @@ def test_busy_share_is_half_when_half_the_time_is_slept_away() -> None:
             torch.cuda.synchronize()
             time.sleep(start.elapsed_time(end) / 1e3)
 
-    assert record_activity(lambda: advance(2), advance, 10).busy_share == pytest.approx(0.5, abs=0.05)
+    assert summarize(*profiled(lambda: advance(10), lambda: advance(2))).busy_share == pytest.approx(0.5, abs=0.05)
 
 
 def test_copies_are_seen_on_any_stream() -> None:
@@ -65,7 +62,7 @@ def test_copies_are_seen_on_any_stream() -> None:
             with torch.cuda.stream(stream):
                 source.to("cuda", non_blocking=True)
 
-    activity = record_activity(lambda: advance(2), advance, 5)
+    activity = summarize(*profiled(lambda: advance(5), lambda: advance(2)))
     assert activity.copied_bytes == 5 * (1 << 26)
     assert activity.copy_gb_per_s is not None
     assert activity.copy_gb_per_s > 1
@@ -87,11 +84,12 @@ def test_waiting_is_time_that_the_gpu_was_idle_not_time_that_the_host_waited() -
 
 
 def test_step_benchmark_runs() -> None:
-    setup = StepSetup(model="resnet18", batch_size=16, steps=3, repeats=2, calls=5)
+    given = ["--model", "resnet18", "--batch-size", "16", "--steps", "3", "--repeats", "2", "--calls", "5"]
+    args = BENCHMARKS["step"].parse("step", given)
     device = torch.device("cuda", torch.cuda.current_device())
-    train = TrainingStep(setup.model, device, channels_last=True)
-    ms = compare_feeds(setup, device, train, CudaClock())
+    train = TrainingStep(args.model, device, channels_last=True)
+    ms = compare_feeds(args, device, train, CudaClock())
     assert set(ms) == {"fed", "inline", "resident"}
     assert all(spread.median > 0 for spread in ms.values())
-    times = time_both_next(setup, device, train, CudaClock())
+    times = time_each_next(args, device, train, CudaClock())
     assert all(0 < spread.median < 50_000 for spread in times.values())

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from fastload.profiling import roofline
+from fastload.profiling.analysis import roofline
 
 pytestmark = pytest.mark.gpu
 

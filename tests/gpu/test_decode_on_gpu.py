@@ -12,9 +12,9 @@ from torchvision import transforms
 from torchvision.datasets import ImageFolder
 
 from fastload import FastLoader
-from fastload.device.decode import Decoder
-from fastload.device.decode_policy import DecodedBatch, DecodePolicy
-from fastload.engines.loader_state import state_of
+from fastload.device.decode.files import Decoder
+from fastload.device.decode.policy import DecodedBatch, DecodePolicy
+from fastload.loader_state import state_of
 
 pytestmark = pytest.mark.gpu
 
@@ -74,14 +74,14 @@ def test_same_bits_as_on_threads(folder: Path, steps: str) -> None:
 
 def test_parts_of_a_batch(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     want, _ = epochs(folder, "train", decode="cpu")
-    monkeypatch.setattr("fastload.device.decode.SCRATCH_MAX_BYTES", 1 << 20)
+    monkeypatch.setattr("fastload.device.decode.files.SCRATCH_MAX_BYTES", 1 << 20)
     got, _ = epochs(folder, "train", decode="gpu")
     assert all(torch.equal(a, b) for x, y in zip(got, want, strict=True) for a, b in zip(x, y, strict=True))
 
 
 def test_what_kernels_refuse_is_made_in_python(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """As if the first image that is staged in each batch had turned out bad."""
-    from fastload.device.decode import StagedFiles
+    from fastload.device.decode.files import StagedFiles
 
     want, _ = epochs(folder, "train", decode="cpu")
     refused = []

@@ -8,7 +8,7 @@ import torchvision.transforms as v1
 
 from fastload.device.erasing import Noise, to_fill
 from fastload.device.normalize import NormalizeTable, TableImages, to_images
-from fastload.pipeline.erasing import Erasing
+from fastload.pipeline.ops.erasing import Erasing
 
 pytestmark = pytest.mark.gpu
 CUDA = torch.device("cuda")

@@ -7,19 +7,19 @@ import json
 import time
 from pathlib import Path
 
+import optional
 import pytest
 import torch
 
-pytest.importorskip("skimage")
-pytest.importorskip("rich")
-
 from benchmarks import energy, gpudecode
 from benchmarks._outputs import _wrong, write_expected
-from benchmarks.arguments import gpudecode as declare
+from benchmarks.commands import BENCHMARKS
 from benchmarks.contenders._job import Job
 from benchmarks.contenders._registry import CONTENDERS
 from benchmarks.contenders._serve import Server
 from fastload.bench.photos import PhotoSet, write_photos
+
+optional.needed("skimage", "rich")
 
 pytestmark = pytest.mark.gpu
 
@@ -30,9 +30,7 @@ def photos(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def arguments(*given: object) -> argparse.Namespace:
-    parser = argparse.ArgumentParser()
-    declare(parser)
-    return parser.parse_args([str(word) for word in given])
+    return BENCHMARKS["gpudecode"].parse("gpudecode", [str(word) for word in given])
 
 
 def test_every_part_is_measured(photos: Path, tmp_path: Path) -> None:

@@ -200,14 +200,12 @@ def test_the_same_bits_without_cuda_core(monkeypatch, layout, dtype):
     images = random_images(3, 33, 17, 3)
     table = random_table(3, dtype)
     assert_same(apply_table(images.cuda(), table, layout), images, table, layout)
-    assert "pip install 'fastload[cuda]'" in nvrtc.unavailable(torch.device("cuda"), dtype, 3)
+    assert "pip install '.[cuda]'" in nvrtc.unavailable(torch.device("cuda"), dtype, 3)
 
 
 @needs_cuda_core
-def test_the_same_bits_when_the_compilation_fails(monkeypatch, tmp_path):
-    broken = tmp_path / "normalize.cu"
-    broken.write_text("this is not CUDA")
-    monkeypatch.setattr(nvrtc, "SOURCE", broken)
+def test_the_same_bits_when_the_compilation_fails(monkeypatch):
+    monkeypatch.setattr(nvrtc, "source", lambda *files: "this is not CUDA")
     monkeypatch.setattr(nvrtc, "_loaded", nvrtc._Loaded())
     images = random_images(3, 33, 17, 3)
     table = random_table(3, torch.float32)

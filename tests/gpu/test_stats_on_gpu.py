@@ -12,7 +12,7 @@ from torchvision.datasets import ImageFolder
 
 from fastload import FastLoader, prefetch_to_device
 from fastload.bench.photos import PhotoSet, write_photos
-from fastload.measurement.tuner import Tuner
+from fastload.commands.tune import tune
 from fastload.stats.verdict import BUSY_MIN, Bottleneck
 
 pytestmark = pytest.mark.gpu
@@ -89,10 +89,10 @@ def test_the_consumers_thread_makes_no_events(folder, monkeypatch, door, waits):
 
 def test_the_number_of_workers_is_found_on_a_gpu(folder):
     with FastLoader(folder, batch_size=8, num_workers=1, device="cuda") as loader:
-        tuning = Tuner(loader, compute, seconds=0.2, most=2).run()
+        tuning = tune(loader, compute, seconds=0.2, most=2)
     assert tuning.engine == "native"
-    assert tuning.chosen.workers in (1, 2)
-    assert all(0 <= tried.wait_share <= 1.01 and tried.images_per_s > 0 for tried in tuning.tried)
+    assert tuning.looks[-1].workers in (1, 2)
+    assert all(0 <= look.wait_share <= 1.01 and look.images_per_s > 0 for look in tuning.looks)
 
 
 def test_what_sizes_the_threads_reads_the_clock_of_the_device(folder):
@@ -106,10 +106,26 @@ def test_what_sizes_the_threads_reads_the_clock_of_the_device(folder):
     assert total_s / steps > 1e-3
 
 
+def used_by_others():
+    """Return the share of time in which others' kernels run on the GPU."""
+    import pynvml
+
+    torch.cuda.synchronize()
+    pynvml.nvmlInit()
+    device = pynvml.nvmlDeviceGetHandleByIndex(torch.cuda.current_device())
+    shares = []
+    for _ in range(10):
+        time.sleep(0.2)
+        shares.append(pynvml.nvmlDeviceGetUtilizationRates(device).gpu / 100)
+    return sum(shares[5:]) / 5  # the driver's figure is of the last second
+
+
 @pytest.mark.parametrize("sleeps", [False, True])
 def test_the_driver_tells_a_busy_gpu_from_an_idle_one(sleeps):
     """In each step the loop synchronizes, so that nothing else does."""
     pytest.importorskip("pynvml")
+    if sleeps and used_by_others() > 0.3:
+        pytest.skip("other programs use this GPU")
     dataset = [(torch.zeros(3, 64, 64), 0)] * 1_000_000
     square = torch.randn(4096, 4096, device="cuda")
     with FastLoader(dataset, batch_size=4, num_workers=2, device="cuda") as loader:

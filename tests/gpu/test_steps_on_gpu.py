@@ -15,7 +15,7 @@ from torchvision.datasets import ImageFolder
 from torchvision.transforms import InterpolationMode, v2
 
 from fastload import FastLoader
-from fastload.device import decode
+from fastload.device.decode import files as decode
 
 pytestmark = pytest.mark.gpu
 

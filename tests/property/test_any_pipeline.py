@@ -14,10 +14,10 @@ from PIL import Image
 from torchvision.datasets import ImageFolder
 from torchvision.transforms import v2
 
+from fastload.check.parity_check import check_recipe
 from fastload.device.normalize import host_images
-from fastload.engines.parity_check import check_recipe
-from fastload.engines.sample_process import SampleProcess
-from fastload.pipeline.reader import Refusal, read_recipe
+from fastload.pipeline.recipe import Refusal, read_recipe
+from fastload.python_samples.sample_process import SampleProcess
 
 SIDES = st.integers(1, 70)
 MODES = st.sampled_from(list(v1.InterpolationMode))

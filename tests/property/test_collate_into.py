@@ -24,11 +24,11 @@ from torch.utils.data._utils.collate import collate, collate_tensor_fn, default_
 
 import fastload
 from fastload._batch import map_tensors
-from fastload.engines.copy_scheduler import NONE_FREE
-from fastload.engines.workers import Collate
+from fastload.device.copy_scheduler import NONE_FREE
 from fastload.memory import packing
 from fastload.memory.packing import Packed, Packer, collate_into, unpack
 from fastload.memory.slots import SlotPool, SlotWriter
+from fastload.workers.start import Collate
 
 SMALL = 256  # so that small batches have large tensors
 few = settings(max_examples=examples(60), suppress_health_check=[HealthCheck.too_slow])
@@ -299,7 +299,7 @@ def test_a_container_that_hides_its_tensors_takes_the_ordinary_path_and_is_colla
     try:
         pool.want(2**19, wait=True)
         into_slot = Collate(default_collate, 0, SlotWriter(pool.handle))
-        with mock.patch("fastload.engines.workers.collate_into", wraps=collate_into) as stacking:
+        with mock.patch("fastload.workers.start.collate_into", wraps=collate_into) as stacking:
             for _ in range(3):
                 batch = into_slot(samples)
                 assert batch.stamp is None

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from jpeg_writer import FACTORS, write_jpeg
 from PIL import Image
 
-from fastload.pipeline.calibration import FILTERS
+from fastload.pipeline.nodes import FILTERS
 from fastload.vision import decode
 
 EXAMPLES = int(os.environ.get("FASTLOAD_EXAMPLES", examples(250)))

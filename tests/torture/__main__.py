@@ -15,11 +15,7 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from pathlib import Path
 from types import ModuleType
-from typing import Any
-
-from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
-from rich.table import Table
+from typing import TYPE_CHECKING, Any
 
 from fastload.measurement.record import environment, write_json
 
@@ -27,9 +23,13 @@ from . import series
 from .outcome import Outcome, Setting
 from .programs import Launcher
 
+if TYPE_CHECKING:
+    from rich.progress import Progress
+    from rich.table import Table
+
 ROOT = Path(__file__).parents[2]
 FAMILIES = (
-    *("interrupts", "starts", "timers", "kills", "forks", "mutations", "crops", "damage"),
+    *("interrupts", "starts", "abandons", "timers", "kills", "forks", "mutations", "codecs", "crops", "damage"),
     *("pipelines", "leaks", "threads", "soak"),
 )
 SOAK_MINUTES = 120.0
@@ -88,6 +88,9 @@ class Record:
 
 def main() -> int:
     """Run the requested families; return 1 if anything failed."""
+    from rich.console import Console
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
     arguments = _arguments()
     minutes = SOAK_MINUTES * arguments.share if arguments.minutes is None else arguments.minutes
     whole = arguments.share == 1 and arguments.number is None and (arguments.minutes or SOAK_MINUTES) >= SOAK_MINUTES
@@ -221,6 +224,8 @@ def _batches(numbers: list[int], size: int) -> Iterator[list[int]]:
 
 
 def _table(content: dict[str, Any], families: list[str]) -> Table:
+    from rich.table import Table
+
     table = Table(title="torture", title_justify="left", show_lines=True)
     for name in ("trials", "done", "failed", "minutes", "seen"):
         table.add_column(name, justify="right" if name in ("done", "failed", "minutes") else "left", overflow="fold")

@@ -8,7 +8,7 @@ import random
 import numpy as np
 from PIL import Image
 
-from fastload.pipeline.calibration import FILTERS
+from fastload.pipeline.nodes import FILTERS
 from fastload.vision import DecodeError, JpegIndex, decode
 
 from .outcome import Outcome, Setting

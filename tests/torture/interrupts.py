@@ -73,13 +73,19 @@ def trial(number: int, setting: Setting, launcher: Launcher) -> Outcome:
 
 
 def interrupted(
-    kind: str, phase: str, delay: float, rng: random.Random, setting: Setting, launcher: Launcher
+    kind: str,
+    phase: str,
+    delay: float,
+    rng: random.Random,
+    setting: Setting,
+    launcher: Launcher,
+    function: str = "torture.interrupts:program",
 ) -> Outcome:
-    """Interrupt our loader and torch's ``delay`` seconds into a phase."""
+    """Interrupt our loader and torch's ``delay`` seconds into a phase of a program."""
     outcome = Outcome()
     group, catches = rng.random() < 0.5, rng.random() < 0.5
     for ours in (True, False):
-        begun = launcher.start("torture.interrupts:program", str(setting.scratch), kind, ours, catches)
+        begun = launcher.start(function, str(setting.scratch), kind, ours, catches)
         while (news := begun.next(60.0)) is not None and news.get("phase") != phase and "ended" not in news:
             pass
         time.sleep(delay)

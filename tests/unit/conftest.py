@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import platform
 from collections.abc import Iterator
 
@@ -22,6 +23,17 @@ def level(request: pytest.FixtureRequest) -> Iterator[str]:
         pytest.skip(f"this machine has no {request.param}")
     yield request.param
     _core.set_simd_level(best)
+
+
+@pytest.fixture(scope="session")
+def fonts_are_open() -> None:
+    """Matplotlib keeps the files of the fonts that it has used open."""
+    from matplotlib.figure import Figure
+
+    figure = Figure()
+    figure.text(0, 0, "x ×·")
+    figure.suptitle("text")
+    figure.savefig(io.BytesIO())
 
 
 @pytest.fixture

@@ -8,9 +8,8 @@ from dataclasses import replace
 import pytest
 from handmade import BACKWARD, FEEDER, MAIN, WORKERS, h2d, kernel, launch, recording, span, stage, starved
 
-from fastload.profiling.analysis import find
-from fastload.profiling.findings import to_dict
-from fastload.profiling.trace import Call, kernel_name
+from fastload.profiling.analysis.findings import find
+from fastload.profiling.recording.trace import Call, kernel_name
 
 
 def test_a_device_that_waits_for_its_loader():
@@ -116,7 +115,7 @@ def test_a_recording_without_a_device_or_a_step_still_reports():
 
 
 def test_numbers_become_json():
-    found = json.loads(json.dumps(to_dict(find(starved()))))
+    found = json.loads(json.dumps(find(starved()).to_dict()))
     assert found["devices"][0]["idle_share"] == pytest.approx(0.71)
     assert found["copies"][0]["gb_per_s"] == pytest.approx(25.0)
     assert {"gaps", "kernels", "layout", "ranges", "threads", "step_s"} <= found.keys()

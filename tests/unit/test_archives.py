@@ -15,10 +15,11 @@ import numpy as np
 import pytest
 import torch
 from photos import assert_same, eval_v1, jpeg, make_folder, mix_in, train_v1
+from references import kept
 from torch.utils.data import ConcatDataset, DataLoader, Subset
 from torchvision.datasets import ImageFolder
 
-from fastload import FastLoader
+from fastload import FastLoader, _core
 from fastload.sources import ArchiveError, TarImageFolder, TarSamples, ZipImageFolder, archive_index
 from fastload.sources.archive_index import read_index
 
@@ -85,7 +86,7 @@ def test_batches_are_torchs_and_native(archive, root, workers):
         torch.manual_seed(0)
         ours = list(loader)
     torch.manual_seed(0)
-    assert_same(ours, list(DataLoader(ImageFolder(root, train_v1()), **given)))
+    assert_same(ours, kept(lambda: list(DataLoader(ImageFolder(root, train_v1()), **given))))
 
 
 def test_target_transforms_run_beside_native_samples(archive, root):
@@ -94,7 +95,7 @@ def test_target_transforms_run_beside_native_samples(archive, root):
     dataset = kind(path, eval_v1(), target_transform=lambda target: target * 10)
     with FastLoader(dataset, **given, engine="native", device="cpu") as loader:
         ours = list(loader)
-    assert_same(ours, list(DataLoader(ImageFolder(root, eval_v1(), lambda target: target * 10), **given)))
+    assert_same(ours, kept(lambda: list(DataLoader(ImageFolder(root, eval_v1(), lambda target: target * 10), **given))))
 
 
 def test_parts_and_several_archives(root, tmp_path):
@@ -161,34 +162,136 @@ def test_the_index_is_kept_and_made_again_for_a_changed_archive(tmp_path, monkey
         read_index(str(path), is_zip=True)  # a tar's index is not taken for a zip's
 
 
-def test_a_folder_that_cannot_be_written_leaves_the_index_to_the_cache(tmp_path, monkeypatch):
+@pytest.fixture
+def cache(tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    return tmp_path / "cache" / "fastload" / "archives"
+
+
+def test_a_folder_that_cannot_be_written_leaves_the_index_to_the_cache(tmp_path, monkeypatch, cache):
     path = write_tar(tmp_path / "a.tar", {"a/1.jpg": b"one"})
     (tmp_path / "a.tar.index.npz").mkdir()  # root may write to any folder
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     assert read_index(str(path), is_zip=False).names == ["a/1.jpg"]
-    (kept,) = (tmp_path / "cache" / "fastload" / "archives").iterdir()
+    (kept,) = cache.iterdir()
     assert kept.suffix == ".npz"
     assert sorted(file.name for file in tmp_path.iterdir()) == ["a.tar", "a.tar.index.npz", "cache"]
     monkeypatch.setattr(archive_index, "_made", None)
     assert read_index(str(path), is_zip=False).names == ["a/1.jpg"]
 
 
-@pytest.mark.parametrize(("column", "value"), [(0, 7), (1, -1), (1, 1 << 40), (2, 1 << 62), (3, -5), (4, -2)])
-def test_an_index_that_leads_outside_of_the_archive_is_not_used(tmp_path, column, value):
+def foreign_index(path: Path) -> bytes:
+    """An index of the archive that someone else has made, with another sample's places."""
+    read_index(str(path), is_zip=False)
+    kept = Path(f"{path}.index.npz")
+    with np.load(kept) as held:
+        arrays = dict(held)
+    kept.unlink()
+    out = io.BytesIO()
+    np.savez(out, **{**arrays, "places": np.roll(arrays["places"], 1, axis=0)})
+    return out.getvalue() + _core.tags_of(out.getvalue(), bytes(48))
+
+
+@pytest.mark.parametrize("what", ["places", "empty", "zip", "pipe", "inflated"])
+def test_an_index_that_is_not_ours_is_neither_used_nor_replaced(tmp_path, what, cache, monkeypatch):
+    path = write_tar(tmp_path / "a.tar", {"a/1.jpg": b"one", "a/2.jpg": b"two"})
+    kept = tmp_path / "a.tar.index.npz"
+    data = {"places": foreign_index(path), "empty": b"", "zip": b"PK\3\4 no archive"}.get(what)
+    if what == "pipe":
+        os.mkfifo(kept)
+    elif what == "inflated":
+        with zipfile.ZipFile(kept, "w", zipfile.ZIP_DEFLATED) as out:
+            out.writestr("places.npy", bytes(1 << 24))
+    else:
+        kept.write_bytes(data)
+    before = kept.lstat().st_ino, kept.lstat().st_mtime_ns
+    if what == "inflated":
+        monkeypatch.setattr(np, "load", None)
+    dataset = TarImageFolder(path)
+    assert [dataset.encoded(i)[0] for i in range(2)] == [b"one", b"two"]
+    assert (kept.lstat().st_ino, kept.lstat().st_mtime_ns) == before
+    assert len(list(cache.iterdir())) == 1
+
+
+def test_an_index_of_another_version_is_made_anew(tmp_path, monkeypatch, cache):
     path = write_tar(tmp_path / "a.tar", {"a/1.jpg": b"one"})
-    index = read_index(str(path), is_zip=False)
-    places = index.places.copy()
-    places[0, column] = value
-    changed = archive_index.ArchiveIndex(index.stamp, ["a/other.jpg"], places)
-    archive_index._save(tmp_path / "a.tar.index.npz", changed, is_zip=False)
+    with monkeypatch.context() as patch:
+        patch.setattr(archive_index, "_VERSION", 1)
+        read_index(str(path), is_zip=False)
+    assert read_index(str(path), is_zip=False).names == ["a/1.jpg"]
+    monkeypatch.setattr(archive_index, "_made", None)
     assert read_index(str(path), is_zip=False).names == ["a/1.jpg"]
 
 
-@pytest.mark.parametrize("data", [b"", b"PK\3\4 no archive", b"\x93NUMPY"])
-def test_an_index_that_is_none_is_not_used(tmp_path, data):
+def test_without_a_key_no_index_is_kept(tmp_path, monkeypatch, cache):
+    monkeypatch.setenv("XDG_STATE_HOME", str(write_tar(tmp_path / "a.tar", {"a/1.jpg": b"one"})))  # not a folder
+    assert TarImageFolder(tmp_path / "a.tar").encoded(0) == (b"one", 0)
+    assert os.listdir(tmp_path) == ["a.tar"]
+
+
+def replaced(path: Path, write, members: dict[str, bytes], *, in_place: bool) -> None:
+    """Write another archive under the same name, of the same size and time."""
+    about = path.stat()
+    other = write(path.with_suffix(".other"), members)
+    if in_place:
+        path.write_bytes(other.read_bytes())
+        other.unlink()
+    else:
+        other.replace(path)
+    assert path.stat().st_size == about.st_size
+    os.utime(path, ns=(about.st_atime_ns, about.st_mtime_ns))
+
+
+def write_zip(path: Path, members: dict[str, bytes]) -> Path:
+    with zipfile.ZipFile(path, "w") as out:
+        for name, data in members.items():
+            out.writestr(zipfile.ZipInfo(name), data)
+    return path
+
+
+@pytest.mark.parametrize("in_place", [False, True])
+@pytest.mark.parametrize(("kind", "write"), [(TarImageFolder, write_tar), (ZipImageFolder, write_zip)])
+def test_an_archive_replaced_by_one_of_the_same_size_and_time_is_indexed_again(tmp_path, kind, write, in_place):
+    """Reproducible builds set all times alike."""
+    path = write(tmp_path / "a.archive", {"a/1.jpg": b"cat", "b/1.jpg": b"dog"})
+    assert [kind(path).encoded(i) for i in range(2)] == [(b"cat", 0), (b"dog", 1)]
+    replaced(path, write, {"b/1.jpg": b"cat", "a/1.jpg": b"dog"}, in_place=in_place)
+    assert [kind(path).encoded(i) for i in range(2)] == [(b"dog", 0), (b"cat", 1)]
+
+
+@pytest.mark.parametrize("in_place", [False, True])
+@pytest.mark.parametrize("long", ["", LONG])
+@pytest.mark.parametrize(("kind", "write"), [(TarImageFolder, write_tar), (ZipImageFolder, write_zip)])
+def test_a_member_whose_header_has_changed_is_not_read(tmp_path, kind, write, in_place, long):
+    path = write(tmp_path / "a.archive", {f"a/{long}1.jpg": b"cat", f"b/{long}1.jpg": b"dog", "c/1.jpg": b"cow"})
+    dataset = kind(path)
+    dataset.encoded(0)
+    read = pickle.loads(pickle.dumps(dataset))  # as in a process that opens the archive later
+    replaced(path, write, {f"b/{long}1.jpg": b"cat", f"a/{long}1.jpg": b"dog", "c/1.jpg": b"cow"}, in_place=in_place)
+    with pytest.raises(ArchiveError, match="has changed since it was opened"):
+        read.encoded(0)
+    assert read.encoded(2) == (b"cow", 2)
+
+
+def test_a_new_name_or_mode_of_the_archive_ends_no_epoch(tmp_path):
     path = write_tar(tmp_path / "a.tar", {"a/1.jpg": b"one"})
-    (tmp_path / "a.tar.index.npz").write_bytes(data)
-    assert read_index(str(path), is_zip=False).names == ["a/1.jpg"]
+    dataset = TarImageFolder(path)
+    dataset.encoded(0)
+    path.chmod(0o400)
+    os.link(path, tmp_path / "b.tar")
+    assert dataset.encoded(0) == (b"one", 0)
+    assert pickle.loads(pickle.dumps(dataset)).encoded(0) == (b"one", 0)
+
+
+@pytest.mark.parametrize("kind", ["pipe", "device"])
+def test_an_archive_that_is_no_file_is_refused_at_once(tmp_path, kind):
+    path = tmp_path / "a.tar"
+    if kind == "pipe":
+        os.mkfifo(path)
+    else:
+        path.symlink_to("/dev/zero")
+    for dataset in (TarImageFolder, ZipImageFolder):
+        with pytest.raises(OSError, match="not a regular file"):
+            dataset(path)
 
 
 def test_an_archive_that_changes_meanwhile_is_not_read(tmp_path):
@@ -257,34 +360,51 @@ def test_damaged_members_of_a_zip_raise(tmp_path, kind):
         dataset.encoded(0)
 
 
-def test_a_member_that_inflates_to_more_than_it_says_is_not_inflated_whole(tmp_path, monkeypatch):
-    path = zip_of(tmp_path / "a.zip", "a/1.jpg", bytes(1 << 20), zipfile.ZIP_DEFLATED)
-    dataset = ZipImageFolder(path)
-    dataset._places[0, 3] = 10
-    inflated = []
+@pytest.fixture
+def inflated(monkeypatch):
+    """How many bytes each member was inflated to."""
+    sizes: list[int] = []
 
     class Watched:
         def __init__(self, *arguments):
             self._inner = zlib.decompressobj(*arguments)
 
         def decompress(self, *arguments):
-            inflated.append(self._inner.decompress(*arguments))
-            return inflated[-1]
+            data = self._inner.decompress(*arguments)
+            sizes.append(len(data))
+            return data
 
-    with monkeypatch.context() as patch:
-        patch.setattr(archive_index, "zlib", SimpleNamespace(**{**vars(zlib), "decompressobj": Watched}))
-        with pytest.raises(ArchiveError, match="is damaged"):
-            dataset.encoded(0)
-    assert [len(data) for data in inflated] == [11]
+    monkeypatch.setattr(archive_index, "zlib", SimpleNamespace(**{**vars(zlib), "decompressobj": Watched}))
+    return sizes
+
+
+def test_a_member_that_inflates_to_more_than_it_says_is_not_inflated_whole(tmp_path, inflated):
+    path = zip_of(tmp_path / "a.zip", "a/1.jpg", bytes(1 << 20), zipfile.ZIP_DEFLATED)
+    dataset = ZipImageFolder(path)
+    dataset._places[0, 3] = 10
+    with pytest.raises(ArchiveError, match="is damaged"):
+        dataset.encoded(0)
+    assert inflated == [11]
+
+
+def test_a_member_that_says_that_it_inflates_to_very_much_is_not_inflated(tmp_path, inflated, monkeypatch):
+    monkeypatch.setattr(archive_index, "_INFLATED_BYTES", 1 << 16)
+    with zipfile.ZipFile(tmp_path / "a.zip", "w", zipfile.ZIP_DEFLATED) as out:
+        for name, data in (("0", bytes(1 << 16)), ("1", bytes((1 << 16) + 1)), ("2", os.urandom(1 << 17))):
+            out.writestr(f"a/{name}.jpg", data)
+    dataset = ZipImageFolder(tmp_path / "a.zip")
+    assert dataset.encoded(0)[0] == bytes(1 << 16)
+    with pytest.raises(ArchiveError, match=r"not have more than 100 times its bytes .* 65,537 of 79; store it without"):
+        dataset.encoded(1)
+    assert len(dataset.encoded(2)[0]) == 1 << 17
+    assert inflated == [1 << 16, 1 << 17]
 
 
 def test_a_member_of_which_less_can_be_read_raises(tmp_path, monkeypatch):
     dataset = TarImageFolder(write_tar(tmp_path / "a.tar", {"a/1.jpg": b"some data"}))
     read = os.pread
     with monkeypatch.context() as patch:  # the archive is cut between a look at its size and the read
-        patch.setattr(
-            os, "pread", lambda number, count, offset: read(number, min(count, 4), offset) if count > 5 else b""
-        )
+        patch.setattr(os, "pread", lambda number, count, offset: read(number, {9: 4, 5: 0}.get(count, count), offset))
         with pytest.raises(ArchiveError, match="is damaged"):
             dataset.encoded(0)
     assert dataset.encoded(0)[0] == b"some data"
@@ -294,8 +414,8 @@ def test_an_archive_that_changes_while_it_is_indexed_is_refused(tmp_path, monkey
     path = write_tar(tmp_path / "a.tar", {"a/1.jpg": b"one"})
     members_of = archive_index._members_of_tar
 
-    def changed_meanwhile(path):
-        yield from members_of(path)
+    def changed_meanwhile(file):
+        yield from members_of(file)
         os.utime(path, ns=(0, 0))
 
     monkeypatch.setattr(archive_index, "_members_of_tar", changed_meanwhile)
@@ -324,6 +444,17 @@ def test_what_is_no_archive_is_refused(tmp_path):
         ZipImageFolder(tmp_path / "photo.tar")
     with pytest.raises(FileNotFoundError):
         TarImageFolder(tmp_path / "none.tar")
+
+
+@pytest.mark.parametrize("kind", [tarfile.XHDTYPE, tarfile.GNUTYPE_LONGNAME])
+def test_a_header_of_a_tar_that_says_that_it_is_huge_is_not_read(tmp_path, kind):
+    header = tarfile.TarInfo("a/1.jpg")
+    header.type, header.size = kind, 1 << 32
+    with (tmp_path / "a.tar").open("wb") as file:
+        file.write(header.tobuf())
+        file.truncate(1 << 33)
+    with pytest.raises(ArchiveError, match=r"a header must have at most 16,777,216 bytes, and one has 4,294,967,"):
+        TarImageFolder(tmp_path / "a.tar")
 
 
 @pytest.mark.parametrize("where", ["data", "header", "garbage"])

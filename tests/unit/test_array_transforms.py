@@ -7,12 +7,13 @@ import pytest
 import torch
 import torchvision.transforms as v1
 from photos import assert_same, both
+from PIL import Image
 from stored import COUNT, GRAY, stored
 from torch.utils.data import ConcatDataset, Subset, default_collate
 from torchvision.transforms import v2
 
 from fastload import FastLoader
-from fastload.pipeline.reader import Refusal, read_recipe
+from fastload.pipeline.recipe import Recipe, Refusal, read_recipe
 
 BILINEAR = v1.InterpolationMode.BILINEAR
 CIFAR, MNIST = ((0.4914, 0.4822, 0.4465), (0.2023, 0.1994, 0.2010)), ((0.1307,), (0.3081,))
@@ -156,6 +157,28 @@ def test_gray_images_made_rgb():
     assert "gray images are tensors" in refusal(stored("MNIST", v2.Compose([v2.ToImage(), v2.RGB(), *last])))
 
 
+def as_rgb(image):
+    return image.convert("RGB")
+
+
+@pytest.mark.parametrize("step", [as_rgb, v1.Lambda(as_rgb), v1.Lambda(lambda x: x.convert("RGB"))], ids=type)
+def test_gray_images_made_rgb_by_a_function(step):
+    last = [v1.ToTensor(), v1.Normalize(*CIFAR)]
+    check(lambda: stored("MNIST", v1.Compose([v1.RandomRotation(9), step, v1.ColorJitter(0.3), step, *last])))
+    check(lambda: stored("CIFAR10", v1.Compose([step, *last])))
+    assert "stands within another transform" in refusal(stored("MNIST", v1.Compose([v1.RandomApply([step]), *last])))
+    assert "comes where images are tensors" in refusal(stored("MNIST", v1.Compose([last[0], step])))
+
+
+@pytest.mark.filterwarnings("ignore::PIL.Image.DecompressionBombWarning")
+@pytest.mark.parametrize("limit", [900, 300, 0])
+def test_where_pillow_has_a_limit_below_the_images_they_stay_torchs(monkeypatch, limit):
+    monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", limit)
+    transform = v1.Compose([v1.RandomCrop(28), v1.ToTensor()])
+    assert "less than the images have" in refusal(stored("CIFAR10", transform))
+    assert isinstance(read_recipe(stored("MNIST", transform)), Recipe) == (limit == 900)
+
+
 def test_crops_of_gray_tensors():
     check(lambda: stored("MNIST", v2.Compose([v2.ToImage(), v2.RandomCrop(20), v2.ToDtype(torch.float32, scale=True)])))
     check(lambda: stored("KMNIST", v2.Compose([v2.PILToTensor(), v2.RandomHorizontalFlip()])))
@@ -213,6 +236,17 @@ def test_parts_of_gray_datasets():
     check(lambda: ConcatDataset([Subset(stored("MNIST", transform), [5, -1, 3]), stored("EMNIST", transform)]))
     transform = v1.Compose([v1.RandomCrop(28, padding=2), v1.PILToTensor()])
     assert "different transforms" in refusal(ConcatDataset([stored("MNIST", transform), stored("CIFAR10", transform)]))
+
+
+def test_parts_may_have_equal_transforms_of_their_own():
+    def transform(value):
+        return v1.Compose([v1.RandomCrop(32, padding=2), v1.ToTensor(), v1.RandomErasing(value=value)])
+
+    check(lambda: ConcatDataset([stored("CIFAR10", transform(0.3)), stored("CIFAR10", transform(0.3))]))
+    for other in (0.2999, "random"):
+        assert "different transforms" in refusal(
+            ConcatDataset([stored("CIFAR10", transform(0.3)), stored("CIFAR10", transform(other))])
+        )
 
 
 def test_other_gray_data_is_refused():

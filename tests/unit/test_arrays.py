@@ -24,9 +24,9 @@ from torchvision import datasets
 from torchvision.transforms import v2
 
 from fastload import FastLoader, _core
-from fastload.engines.loader_state import state_of
-from fastload.pipeline.datasets import locate
-from fastload.pipeline.reader import Refusal, read_recipe
+from fastload.loader_state import state_of
+from fastload.pipeline.datasets.folders import locate
+from fastload.pipeline.recipe import Refusal, read_recipe
 
 
 def random_crop():
@@ -223,7 +223,7 @@ def test_memory_that_workers_share_is_refused(tmp_path):
 
 
 def test_large_data_must_be_constant(monkeypatch):
-    monkeypatch.setattr("fastload.pipeline.arrays._COPIED_MAX", 1000)
+    monkeypatch.setattr("fastload.pipeline.datasets.arrays._COPIED_MAX", 1000)
     dataset = stored("CIFAR10", random_crop())
     assert "flags.writeable = False" in refusal(dataset)
     whole = dataset.data

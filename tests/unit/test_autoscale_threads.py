@@ -6,10 +6,22 @@ import pytest
 
 from fastload.autoscale.policy import Sizing
 from fastload.autoscale.threads import WINDOW_S, ThreadSizer
+from fastload.stats.pace import Hold
 from fastload.stats.stats import Totals
 
 BATCH = 32
 QUEUE_S = 1e-3  # what a host needs for the kernels of a step
+
+
+def test_a_hold_doubles_up_to_its_most_until_it_is_reset():
+    hold = Hold(1, 8)
+    assert hold.allows(0)
+    for at, again, until in ((10, True, 12), (20, False, 22), (30, True, 34), (40, True, 48), (50, True, 58)):
+        hold.fail(at, again=again)
+        assert (hold.until, hold.allows(until - 1), hold.allows(until)) == (until, False, True)
+    hold.reset()
+    hold.fail(60, again=False)
+    assert hold.until == 61
 
 
 class Simulation:

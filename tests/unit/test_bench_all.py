@@ -8,43 +8,37 @@ import sys
 
 import pytest
 
-pytest.importorskip("rich")
-
-from benchmarks import _peers, peers
+from benchmarks import _peers, commands, questions
 from benchmarks import all as every
-from benchmarks.__main__ import BENCHMARKS
+from benchmarks.__main__ import main as run_benchmark
 from benchmarks._checkout import ROOT
-from benchmarks.arguments import add_peer_arguments, everything
+from benchmarks.commands import BENCHMARKS
 from benchmarks.questions import QUESTIONS
-from fastload.commands import cli
-
-
-def arguments(*given: str) -> argparse.Namespace:
-    parser = argparse.ArgumentParser()
-    everything(parser)
-    return parser.parse_args(given)
+from fastload.commands import bench, cli
 
 
 def common(*given: str) -> argparse.Namespace:
-    parser = argparse.ArgumentParser()
-    add_peer_arguments(parser)
-    return parser.parse_args(given)
+    return BENCHMARKS["peers"].parse("peers", given)
 
 
 def test_no_benchmark_is_forgotten() -> None:
-    assert {*every.ORDER, *QUESTIONS, "all", "demo", "figures", "photos"} == {*cli.BENCH, *BENCHMARKS}
+    assert {*every.ORDER, *QUESTIONS, "all", "arrays", "cluster", "demo", "figures", "objectstore", "photos"} == {
+        *bench.COMMANDS,
+        *BENCHMARKS,
+    }
+    assert set(QUESTIONS) == set(commands.QUESTIONS)
 
 
 def test_a_benchmark_has_one_home_and_the_other_command_names_it(capsys) -> None:
-    assert set(cli.IN_CHECKOUT) == set(BENCHMARKS)
-    assert not set(cli.BENCH) & set(BENCHMARKS)
+    assert set(bench.IN_CHECKOUT) == set(BENCHMARKS)
+    assert not set(bench.COMMANDS) & set(BENCHMARKS)
     for name in BENCHMARKS:
         assert cli.main(["bench", name, "--quick"]) == 2
         assert capsys.readouterr().err == f"fastload bench {name} runs from a checkout: python -m benchmarks {name}\n"
 
 
 @pytest.mark.parametrize(("name", "entry"), BENCHMARKS.items())
-def test_every_benchmark_in_the_table_has_its_two_functions(name: str, entry: cli.Command) -> None:
+def test_every_benchmark_in_the_table_has_options_and_a_function(name: str, entry: cli.Command) -> None:
     entry.add_arguments(argparse.ArgumentParser(prog=f"python -m benchmarks {name}"))
     assert callable(entry.load().main)
 
@@ -58,10 +52,10 @@ def test_benchmarks_run_as_a_module() -> None:
 def test_data_is_passed_on_to_those_that_take_it(tmp_path) -> None:
     for name in every.ORDER:
         parser = argparse.ArgumentParser()
-        entry = cli.BENCH.get(name, BENCHMARKS.get(name))
+        entry = bench.COMMANDS.get(name) or BENCHMARKS[name]
         entry.add_arguments(parser)
         takes = any("--data" in action.option_strings for action in parser._actions)
-        assert (name in every.TAKE_DATA) is takes, name
+        assert (name not in every.WITHOUT_DATA) is takes, name
         command = every.command(name, tmp_path, quick=True, data=tmp_path / "images")
         assert (
             getattr(parser.parse_args(command[command.index(name) + 1 :]), "data", None) == tmp_path / "images"
@@ -69,7 +63,7 @@ def test_data_is_passed_on_to_those_that_take_it(tmp_path) -> None:
 
 
 def test_data_that_is_none_is_refused(tmp_path, capsys) -> None:
-    assert every.main(arguments("--data", str(tmp_path / "nowhere"))) == 2
+    assert run_benchmark(["all", "--data", str(tmp_path / "nowhere")]) == 2
     assert "nowhere" in capsys.readouterr().err
 
 
@@ -87,29 +81,32 @@ def scripts(monkeypatch, tmp_path):
 
 
 def test_one_that_fails_keeps_no_other_from_running(scripts, capsys) -> None:
-    assert every.main(arguments()) == 1
+    assert run_benchmark(["all"]) == 1
     assert (scripts / "ran").exists()
     assert "failed (3)" in capsys.readouterr().out
 
 
 def test_all_that_work_give_zero(scripts) -> None:
-    assert every.main(arguments("--only", "decode,step", "--json", str(scripts / "new"))) == 0
+    assert run_benchmark(["all", "--only", "decode,step", "--json", str(scripts / "new")]) == 0
     assert (scripts / "new").is_dir()
 
 
 def test_an_unknown_benchmark_is_refused(scripts, capsys) -> None:
-    assert every.main(arguments("--only", "decode,haste")) == 2
+    assert run_benchmark(["all", "--only", "decode,haste"]) == 2
     assert "haste" in capsys.readouterr().err
 
 
 def test_a_question_takes_from_the_command_what_it_does_not_say() -> None:
-    asked = peers.parse("loaders --threads 2 --repeats 7", common("--repeats", "3", "--seconds", "0.5", "--quick"))
+    asked = questions.parse("loaders --threads 2 --repeats 7", common("--repeats", "3", "--seconds", "0.5", "--quick"))
     assert (asked.setup.repeats, asked.setup.seconds, asked.setup.quick) == (7, 0.5, True)
     assert asked.parameters == {"threads": (2,)}
 
 
 def test_training_asks_the_ceiling_too() -> None:
-    assert peers.parse("train --models resnet18", common("--contenders", "torch")).setup.names == ("torch", "ceiling")
+    assert questions.parse("train --models resnet18", common("--contenders", "torch")).setup.names == (
+        "torch",
+        "ceiling",
+    )
 
 
 @pytest.mark.parametrize(
@@ -117,8 +114,8 @@ def test_training_asks_the_ceiling_too() -> None:
     ["", "haste", "loaders --haste", "loaders --threads 0", "train --models haste", "loaders --quick", "cpu --json a"],
 )
 def test_what_is_no_question_is_refused(text) -> None:
-    with pytest.raises(ValueError, match=r"haste|must be|'0'"):
-        peers.parse(text, common())
+    with pytest.raises(ValueError, match=r"haste|must be|'0'|unrecognized arguments: --(quick|json)"):
+        questions.parse(text, common())
 
 
 def test_parameters_that_differ_stand_in_the_points_alone() -> None:
@@ -126,7 +123,7 @@ def test_parameters_that_differ_stand_in_the_points_alone() -> None:
         known = {"batch_size": batch_size, "repeats": 5}
         return {"parameters": dict(known), "points": [known], "contenders": {str(batch_size): {}}, "complete": True}
 
-    whole = peers.joined([answer(64), answer(256), answer(64)])
+    whole = questions.joined([answer(64), answer(256), answer(64)])
     assert whole["parameters"] == {"batch_size": None, "repeats": 5}
     assert [point["batch_size"] for point in whole["points"]] == [64, 256, 64]
     assert set(whole["contenders"]) == {"64", "256"}

@@ -13,30 +13,28 @@ from dataclasses import replace
 from types import SimpleNamespace
 
 import numpy as np
+import optional
 import pytest
 import torch
 from PIL import Image
-
-pytest.importorskip("skimage")
-pytest.importorskip("rich")
-
 from torchvision import transforms
 
-from benchmarks import _device_times, _varied_crops, energy, gpudecode
+from benchmarks import _varied_crops, energy, gpudecode
+from benchmarks.__main__ import main as run_benchmark
 from benchmarks._setup import Setup
-from benchmarks._varied_crops import Asked, Chosen, Comparison
+from benchmarks._varied_crops import Asked, Comparison
 from benchmarks._varied_files import kind_of
-from benchmarks.arguments import gpudecode as declare
+from benchmarks.commands import BENCHMARKS
 from benchmarks.contenders import nvjpeg_lists
 from benchmarks.contenders._job import Job
 from fastload.bench.photos import PhotoSet, write_photos
 from fastload.device import nvrtc
 
+optional.needed("skimage", "rich")
 
-def arguments(*given: object) -> argparse.Namespace:
-    parser = argparse.ArgumentParser()
-    declare(parser)
-    return parser.parse_args([str(word) for word in given])
+
+def run(*given: object) -> int:
+    return run_benchmark(["gpudecode", *map(str, given)])
 
 
 class Event:
@@ -71,7 +69,7 @@ def device(monkeypatch):
 
 
 def test_launches_are_timed_by_kernel(device) -> None:
-    with _device_times.recorded_launches(Event) as launches:
+    with gpudecode.recorded_launches(Event) as launches:
         kernels = nvrtc.build(0, "decode", "", ["huffman", "rows"])
         launch = nvrtc.launcher(torch.device("cuda", 0))
         for milliseconds in (2.0, 3.0):
@@ -92,13 +90,13 @@ def test_the_profilers_device_work_is_summed_by_name() -> None:
         {"cat": "cuda_runtime", "name": "cudaLaunchKernel", "dur": 9.0},
         {"name": "process_name"},
     ]
-    assert _device_times.summed_ms(events) == {"rows": 2.0, "Memset": 0.02}
+    assert gpudecode.summed_ms(events) == {"rows": 2.0, "Memset": 0.02}
 
 
 def test_without_a_gpu_it_is_skipped(monkeypatch, capsys) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     monkeypatch.setattr(gpudecode, "compare", lambda *_: pytest.fail("nothing is compared"))
-    assert gpudecode.main(arguments()) == 0
+    assert run() == 0
     assert "bench gpudecode: skipped, torch finds no CUDA device here" in " ".join(capsys.readouterr().out.split())
 
 
@@ -136,9 +134,9 @@ class Decoding:
         pass
 
 
-@pytest.mark.parametrize("given", [["--parts", "kernels,all"], ["--verify", 0], ["--seconds", 0], ["--model", "none"]])
+@pytest.mark.parametrize("given", [["--parts", "kernels,all"], ["--model", "none"]])
 def test_what_cannot_be_is_refused(given, capsys) -> None:
-    assert gpudecode.main(arguments("--quick", *given)) == 2
+    assert run("--quick", *given) == 2
     assert given[0] in capsys.readouterr().err
 
 
@@ -153,7 +151,7 @@ def test_a_difference_is_a_failure(monkeypatch, tmp_path, capsys, differ, code) 
 
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     monkeypatch.setattr(gpudecode, "compare", compare)
-    assert gpudecode.main(arguments("--quick", "--verify", 100, "--json", tmp_path / "out.json")) == code
+    assert run("--quick", "--verify", 100, "--json", tmp_path / "out.json") == code
     record = json.loads((tmp_path / "out.json").read_text())
     assert record["complete"] is True
     assert record["kernels"] == record["step"] == {"skipped": gpudecode.SKIPPED}
@@ -166,7 +164,7 @@ def test_a_gpu_that_decodes_nothing_is_a_failure(monkeypatch, staged, code) -> N
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(gpudecode, "environment", dict)
     monkeypatch.setattr(gpudecode, "compare", lambda folder, asked, keep: found)
-    assert gpudecode.main(arguments("--quick", "--verify", 100, "--parts", "verify")) == code
+    assert run("--quick", "--verify", 100, "--parts", "verify") == code
 
 
 def comparison() -> Comparison:
@@ -174,7 +172,7 @@ def comparison() -> Comparison:
     made = Comparison.__new__(Comparison)
     made.name, made.seen, made.differences = "crop", Counter(), []
     made._asked = Asked(crops=8, files=4, pillow_crops=4, batch_size=4, workers=1, device="cpu")
-    made._sampler = Chosen([2, 0, 1, 3, 3, 1, 0, 2])
+    made._indices = [2, 0, 1, 3, 3, 1, 0, 2]
     made._dataset = SimpleNamespace(samples=[(f"/files/{number:06}.jpg", 0) for number in range(4)])
     return made
 
@@ -318,20 +316,23 @@ def test_what_goes_wrong_in_a_thread_is_raised(job) -> None:
 
 
 @pytest.fixture
-def setup(job, monkeypatch) -> gpudecode.GpuSetup:
+def args(job, monkeypatch) -> argparse.Namespace:
     monkeypatch.setattr(gpudecode, "FastLoader", Decoding)
-    sizes = {"batch_size": 4, "threads": 2, "repeats": 3, "steps": 5, "verify": 1, "files": 1}
-    return gpudecode.GpuSetup(data=job.data, model="tiny", quick=True, deadline=None, **sizes)
+    given = {"--data": job.data, "--batch-size": 4, "--threads": 2, "--repeats": 3, "--steps": 5}
+    words = [str(word) for pair in given.items() for word in pair]
+    made = BENCHMARKS["gpudecode"].parse("gpudecode", ["--quick", *words])
+    made.deadline = None
+    return made
 
 
-def test_kernels_are_timed_for_images_that_the_gpu_decodes(device, setup, monkeypatch) -> None:
+def test_kernels_are_timed_for_images_that_the_gpu_decodes(device, args, monkeypatch) -> None:
     def profiled(advance):
         advance()
-        return {"huffman": 12 * 0.3}
+        return [{"cat": "kernel", "name": "huffman", "dur": 1e3 * 12 * 0.3}], 1.0
 
     monkeypatch.setattr(gpudecode, "CudaClock", lambda: SimpleNamespace(mark=Event))
-    monkeypatch.setattr(gpudecode, "profiled_ms", profiled)
-    result = gpudecode.kernels(setup)
+    monkeypatch.setattr(gpudecode, "profiled", profiled)
+    result = gpudecode.kernels(args)
     assert (result["images"], result["of_images"]) == (12, 16)
     assert result["ms"]["fastload_decode.huffman"]["values"] == pytest.approx([4 * 0.4] * 3)
     assert result["decode_ms"]["values"] == pytest.approx([4 * 0.5] * 3)  # without the epilogue
@@ -340,10 +341,10 @@ def test_kernels_are_timed_for_images_that_the_gpu_decodes(device, setup, monkey
     assert "2.000 ms to decode" in gpudecode.describe("kernels", result)
     monkeypatch.setattr(Decoding, "stats", lambda self: SimpleNamespace(images=1, gpu_images=0))
     with pytest.raises(ValueError, match=r"the GPU must decode some of .*\nthe plan"):
-        gpudecode.kernels(setup)
+        gpudecode.kernels(args)
 
 
-def test_a_step_beside_decoding_is_compared_in_turns(device, setup, monkeypatch) -> None:
+def test_a_step_beside_decoding_is_compared_in_turns(device, args, monkeypatch) -> None:
     clock = SimpleNamespace(s=0.0, finish=lambda: None, between_s=lambda begin, end: end - begin)
     clock.mark = lambda: clock.s
     trained: list[str] = []
@@ -357,7 +358,7 @@ def test_a_step_beside_decoding_is_compared_in_turns(device, setup, monkeypatch)
     monkeypatch.setattr(gpudecode, "TrainingStep", lambda model, device, channels_last: step)
     monkeypatch.setattr(gpudecode.ceiling, "open_feed", lambda job, variant: SimpleNamespace(batches=resident))
     monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
-    result = gpudecode.step(setup)
+    result = gpudecode.step(args)
     assert result["fed_over_resident"]["values"] == pytest.approx([1.1] * 3)
     assert result["ms_per_step"]["resident"]["median"] == pytest.approx(100)
     assert result["wait_share"]["values"] == pytest.approx([0] * 3)

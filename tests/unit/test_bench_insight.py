@@ -12,11 +12,10 @@ from backends import simulated
 from backends.simulated import SimulatedTransfer
 from torch.utils.data import Dataset
 
-from benchmarks import _overhead
+from benchmarks import insight
 from benchmarks.__main__ import main as run_benchmark
-from benchmarks._overhead import Compared, interval_of_median, stages_of_a_batch, stats_of_a_batch, without_stats
-from fastload import FastLoader
-from fastload.engines import iterators
+from benchmarks.insight import Compared, interval_of_median, stages_of_a_batch, stats_of_a_batch, without_stats
+from fastload import FastLoader, iterators
 
 CPU = torch.device("cpu")
 
@@ -106,7 +105,7 @@ def test_the_interval_holds_the_median_nineteen_times_in_twenty():
 @pytest.mark.slow
 def test_the_command_writes_every_figure(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(_overhead, "cores_for_loading", lambda: 1)
+    monkeypatch.setattr(insight, "cores_for_loading", lambda: 1)
     assert run_benchmark(["insight", "--quick", "--json", "insight.json"]) == 0
     record = json.loads((tmp_path / "insight.json").read_text())
     assert {"annotate_modules", "stage", "stats", "stats, native"} <= set(record["more_ns"])

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import argparse
 import contextlib
+import functools
 import importlib.util
 import itertools
 import json
@@ -13,18 +13,15 @@ from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 
+import optional
 import pytest
 from torchvision import transforms
 
-pytest.importorskip("skimage")
-pytest.importorskip("rich")
-
-from benchmarks import _peers, _ranks, multigpu, peers, questions, train
-from benchmarks.__main__ import BENCHMARKS
+from benchmarks import _peers, _ranks, multigpu, questions
 from benchmarks.__main__ import main as run_benchmark
 from benchmarks._outputs import _wrong
 from benchmarks._setup import Setup, setup_of
-from benchmarks.arguments import add_peer_arguments
+from benchmarks.commands import BENCHMARKS
 from benchmarks.contenders import _processes, _serve, fastload_loaders
 from benchmarks.contenders._job import Feed, Job
 from benchmarks.contenders._registry import CONTENDERS, RECIPES, Tolerance
@@ -33,6 +30,8 @@ from benchmarks.memory import host_bytes
 from fastload.bench import _rungs
 from fastload.bench.photos import PhotoSet, write_photos
 from fastload.commands import cli
+
+optional.needed("skimage", "rich")
 
 
 def memory(**given: int) -> _processes.Memory:
@@ -68,7 +67,7 @@ def test_without_a_rollup_the_mappings_are_added_up(machine) -> None:
 
 
 def test_processor_time_is_that_of_the_group(machine) -> None:
-    assert _processes.processor_s(7, machine) == 2 * 11 / _processes.TICKS_PER_S
+    assert _processes.processor_s(_processes.members(7, machine), machine) == 2 * 11 / _processes.TICKS_PER_S
 
 
 def test_pinned_memory_is_counted_where_the_kernel_does_not() -> None:
@@ -106,19 +105,19 @@ def test_fewer_images_than_a_batch_are_refused(tmp_path, capsys) -> None:
 
 
 def test_what_was_ready_before_a_turn_is_not_measured(monkeypatch) -> None:
-    taken: list[int] = []
+    taken: list[tuple[int, int]] = []
     rank = _ranks.Rank.__new__(_ranks.Rank)
     rank._ready, rank._device, rank._workers = {"torch-pinned": 18}, "cpu", {}
-    rank._clock = SimpleNamespace(finish=lambda: None, between_s=lambda begin, end: end - begin)
+    rank._feeds, rank._step, rank._clock = {"torch-pinned": iter(()), "ceiling": iter(())}, None, None
 
-    def run(name: str, count: int) -> list[SimpleNamespace]:
-        taken.append(count)
-        return [SimpleNamespace(ended=float(sum(taken)))]
+    def time_steps(feed, step, clock, count: int, *, warm: int) -> SimpleNamespace:
+        taken.append((warm, count))
+        return SimpleNamespace(seconds=float(count))
 
-    monkeypatch.setattr(rank, "_run", run)
+    monkeypatch.setattr(_ranks, "time_steps", time_steps)
     monkeypatch.setattr(_ranks.dist, "all_reduce", lambda *_, **__: None)
     assert [rank.train(name, 5) for name in ("torch-pinned", "ceiling")] == [5, 5]
-    assert taken == [18, 5, _ranks._WARM_STEPS, 5]
+    assert taken == [(18, 5), (_ranks._WARM_STEPS, 5)]
 
 
 def test_what_was_ready_before_training_is_taken_first() -> None:
@@ -132,8 +131,8 @@ def test_what_was_ready_before_training_is_taken_first() -> None:
     team = SimpleNamespace(open=lambda remotes, job: None, close_feeds=lambda: None)
     gathering = SimpleNamespace(team=team, folder="", present=lambda setup: [remote])
     setup = Setup(batch_size=4, device="cpu", repeats=1)
-    measured = train.measure(gathering, setup, "tiny", threads=8, steps=12)
-    assert asked == [("settle", 0), ("run", 16), ("train", 1 + train.WARM_STEPS), ("train", 16 + 4)]
+    measured = questions.training(gathering, setup, "tiny", threads=8, steps=12)
+    assert asked == [("settle", 0), ("run", 16), ("train", 1 + questions.WARM_STEPS), ("train", 16 + 4)]
     assert measured["torch-pinned"]["images_per_s"]["median"] == 10
 
 
@@ -162,7 +161,7 @@ def test_a_row_keeps_to_its_time(monkeypatch, row_s, most, fast, rounds) -> None
     team = SimpleNamespace(open=lambda remotes, job: None, close_feeds=lambda: None)
     gathering = SimpleNamespace(team=team, folder="", present=lambda setup: remotes)
     setup = replace(Setup(device="cpu", names=()), repeats=6, row_seconds=row_s)
-    measured = train.measure(gathering, setup, "tiny", threads=4, steps=most)
+    measured = questions.training(gathering, setup, "tiny", threads=4, steps=most)
     assert asked == {"fast": [4] + [fast] * rounds, "slow": [4] * (1 + rounds)}
     assert [measured[name]["steps"] for name in asked] == [fast, 4]
     assert _peers._rounds({"contenders": measured}) == rounds
@@ -235,13 +234,13 @@ def test_several_gpus_that_are_cut_off_keep_their_points(tmp_path, monkeypatch) 
 
     monkeypatch.setattr(multigpu, "measure", measure)
     given = ["--quick", "--processes", "1,2", "--data", data, "--json", file]
-    assert multigpu.main(_arguments("multigpu", given)) == 0
+    assert _run("multigpu", *given) == 0
     assert [(len(record["points"]), record["complete"]) for record in kept] == [(1, False), (2, True)]
 
 
-@pytest.mark.parametrize("given", [["--cores", 0], ["--cores", 10_000], ["--contenders", "fastload,dali-gpu"]])
+@pytest.mark.parametrize("given", [["--cores", 10_000], ["--contenders", "fastload,dali-gpu"]])
 def test_several_gpus_refuse_what_is_not_there(given, capsys) -> None:
-    assert multigpu.main(_arguments("multigpu", ["--quick", *given])) == 2
+    assert _run("multigpu", "--quick", *given) == 2
     assert given[0] in capsys.readouterr().err
 
 
@@ -256,7 +255,7 @@ def test_several_gpus_keep_to_their_cores(monkeypatch) -> None:
 def test_several_gpus_are_skipped_where_there_is_none(monkeypatch, capsys) -> None:
     monkeypatch.setattr(multigpu.torch.cuda, "is_available", lambda: False)
     monkeypatch.setattr(multigpu, "measure", lambda *_: pytest.fail("nothing is measured"))
-    assert multigpu.main(_arguments("multigpu", [])) == 0
+    assert _run("multigpu") == 0
     assert "bench multigpu: skipped, torch finds no CUDA device here" in " ".join(capsys.readouterr().out.split())
 
 
@@ -410,7 +409,7 @@ def test_who_failed_in_one_answer_has_failed() -> None:
         return {"points": [1], "contenders": {"spdl": known}, "parameters": {}, "complete": True}
 
     for answers in ([answer(failed="died"), answer()], [answer(), answer(failed="died")]):
-        whole = peers.joined(answers)
+        whole = questions.joined(answers)
         assert whole["contenders"]["spdl"] == {"failed": "died"}
         assert (whole["points"], whole["complete"]) == ([1, 1], True)
     assert answers[0]["points"] == [1]
@@ -429,31 +428,23 @@ def test_a_question_that_is_cut_off_keeps_its_points(tmp_path, monkeypatch) -> N
     loaders = questions.by_threads("loaders", cut_off, _peers.describe_rates)
     monkeypatch.setitem(questions.QUESTIONS, "loaders", loaders)
     asked = ["loaders --threads 1", "loaders --threads 3,2"]
-    with pytest.raises(KeyboardInterrupt):
-        peers.main(_arguments("peers", [*asked, "--quick", "--contenders", "fastload", "--data", data, "--json", out]))
+    common = ["--quick", "--contenders", "fastload", "--data", data, "--json"]
+    assert _run("peers", *asked, *common, out) == 130
     record = json.loads((out / "loaders.json").read_text())
     assert [point["threads"] for point in record["points"]] == [1, 3]
     assert record["complete"] is False
     one = tmp_path / "one.json"
-    with pytest.raises(KeyboardInterrupt):
-        loaders.main(
-            _arguments(
-                "loaders", ["--threads", "1,2", "--quick", "--contenders", "fastload", "--data", data, "--json", one]
-            )
-        )
+    assert _run("loaders", "--threads", "1,2", *common, one) == 130
     assert len(json.loads(one.read_text())["points"]) == 1
 
 
-def _arguments(name, given) -> argparse.Namespace:
-    parser = argparse.ArgumentParser()
-    BENCHMARKS[name].add_arguments(parser)
-    return parser.parse_args([str(word) for word in given])
+def _run(name: str, *given: object) -> int:
+    return run_benchmark([name, *map(str, given)])
 
 
 def test_a_recipe_is_for_those_that_have_it() -> None:
-    parser = argparse.ArgumentParser()
-    add_peer_arguments(parser)
-    setup = setup_of(parser.parse_args(["--recipe", "randaugment"]))
+    parse = functools.partial(BENCHMARKS["peers"].parse, "peers")
+    setup = setup_of(parse(["--recipe", "randaugment"]))
     ours = {"fastload-workers", "fastload", "fastload-cpu", "fastload-gpu"}
     assert set(setup.names) == {"torch", "torch-pinned", "dali-cpu", "dali-gpu", *ours}
     for recipe in RECIPES:
@@ -462,4 +453,4 @@ def test_a_recipe_is_for_those_that_have_it() -> None:
     assert [type(step) for step in steps[2::3]] == [transforms.RandAugment, transforms.RandomErasing]
     for given in (["--recipe", "nope"], ["--recipe", "randaugment", "--contenders", "timm"]):
         with pytest.raises(ValueError, match="must"):
-            setup_of(parser.parse_args(given))
+            setup_of(parse(given))

@@ -30,8 +30,3 @@ def test_the_state_is_that_of_the_middle():
     loaders = []
     first_batch_s(lambda: loaders.append(make()) or loaders[-1], saved)
     assert loaders[0].state_dict()["_num_yielded"] == 6
-
-
-def test_repeats_below_one_are_refused(capsys):
-    assert run_benchmark(["state", "--repeats", "0"]) != 0
-    assert "repeats must be >= 1, got 0" in capsys.readouterr().err

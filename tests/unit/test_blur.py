@@ -11,6 +11,8 @@ from hypothesis import strategies as st
 from PIL import Image, ImageFilter
 
 from fastload import _core
+from fastload.pipeline.installed import steps as step_calibration
+from fastload.pipeline.installed.steps import REFERENCES, differing_step
 
 SIZES = [(1, 1), (1, 13), (13, 1), (2, 3), (17, 31), (33, 500), (224, 224)]  # height, width
 
@@ -38,6 +40,23 @@ def test_blur_has_pillows_bits(level: str, size: tuple[int, int]) -> None:
 )
 def test_random_blurs_have_pillows_bits(level: str, sides: tuple[int, int], radius) -> None:
     check(*sides, radius)
+
+
+@pytest.mark.parametrize("side", [0, 1])
+def test_other_bits_in_images_of_one_row_or_column_are_seen(side: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Pillow-SIMD has them."""
+    real = REFERENCES["gaussian_blur"]
+
+    def other(image: Image.Image, radii: tuple[float, float]) -> Image.Image:
+        return image if image.size[side] == 1 else real(image, radii=radii)
+
+    radius = 0.71 + side  # not compared before
+    nodes = [("gaussian_blur", {"radii": (radius, radius)})]
+    with monkeypatch.context() as patched:
+        patched.setitem(REFERENCES, "gaussian_blur", other)
+        assert differing_step(nodes) == "gaussian_blur"
+    step_calibration._same_as_reference.cache_clear()
+    assert differing_step(nodes) is None
 
 
 def test_rows_may_run_backwards() -> None:

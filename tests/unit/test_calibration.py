@@ -9,12 +9,14 @@ from importlib import import_module
 import PIL
 import pytest
 from jpeg_writer import FACTORS, write_jpeg
-from PIL import Image, features
+from PIL import Image, ImageFile, features
 from PIL.JpegImagePlugin import JpegImageFile
 from PIL.WebPImagePlugin import WebPImageFile
 
 from fastload import _core
-from fastload.pipeline.calibration import FILTERS, PROBES, SUBSAMPLINGS, _calibrate, calibrate, probe
+from fastload.pipeline.installed import steps as step_calibration
+from fastload.pipeline.installed.decodes import PROBES, SUBSAMPLINGS, _calibrate, calibrate, probe
+from fastload.pipeline.nodes import FILTERS
 from fastload.vision import DecodeError, decode
 
 
@@ -42,6 +44,17 @@ def test_installed_pillow_is_matched_in_full() -> None:
     assert found.pass_rule == next(rule for since, rule in rules.items() if version >= since)
 
 
+def test_settings_of_pillows_change_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    expected = calibrate()
+    _calibrate.cache_clear()
+    monkeypatch.setattr(ImageFile, "MAXBLOCK", 1)
+    monkeypatch.setattr(ImageFile, "LOAD_TRUNCATED_IMAGES", True)
+    monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", 0)
+    assert calibrate() == expected
+    import_module("torchvision.transforms.v2.functional")
+    assert step_calibration._same_as_reference.__wrapped__("torch_contrast", (("value", 1.3),))
+
+
 def test_probes_are_what_they_say_and_small() -> None:
     for subsampling in SUBSAMPLINGS:
         assert _core.jpeg_header(probe(subsampling))[3:] == (
@@ -64,7 +77,7 @@ def test_subsampling_that_pillow_decodes_otherwise_is_refused(monkeypatch: pytes
         return image
 
     with monkeypatch.context() as patch:
-        patch.setattr(import_module("fastload.pipeline.calibration"), "JpegImageFile", other_libjpeg)
+        patch.setattr(import_module("fastload.pipeline.installed.decodes"), "JpegImageFile", other_libjpeg)
         assert calibrate().subsamplings == set(SUBSAMPLINGS) - {"4:4:0"}
     decode(write_jpeg(20, 20, FACTORS["4:2:0"]))
     with pytest.raises(DecodeError) as caught:
@@ -84,7 +97,7 @@ def test_format_that_pillow_decodes_otherwise_is_left_to_it(monkeypatch: pytest.
     for lossless, file in files.items():
         Image.new("RGB", (9, 8), (9, 90, 200)).save(file, "WEBP", lossless=lossless)
     with monkeypatch.context() as patch:
-        patch.setattr(import_module("fastload.pipeline.calibration"), "WebPImageFile", OtherLibwebp)
+        patch.setattr(import_module("fastload.pipeline.installed.decodes"), "WebPImageFile", OtherLibwebp)
         assert calibrate().formats == {"PNG", "WebP (lossless)"}
     decode(files[True].getvalue())
     with pytest.raises(DecodeError) as caught:

@@ -19,8 +19,8 @@ from torch import nn
 from torch.utils.data import DataLoader, IterableDataset
 
 from fastload import FastLoader, annotate_modules, capture
-from fastload.profiling import window as window_module
-from fastload.profiling.capture import CaptureFromEnvironment, CaptureIterator
+from fastload.profiling.recording import capture as window_module
+from fastload.profiling.recording.capture import CaptureFromEnvironment, CaptureIterator
 
 
 class Stream(IterableDataset):

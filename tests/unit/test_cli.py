@@ -13,10 +13,11 @@ import interpreters
 import pytest
 
 import fastload
-from benchmarks.__main__ import BENCHMARKS
+from benchmarks.__main__ import main as run_benchmark
 from benchmarks._checkout import ROOT
-from fastload._argument_types import file_in_new_folder, picture_file
-from fastload.commands import cli
+from benchmarks.commands import BENCHMARKS
+from fastload._arguments import file_in_new_folder, picture_file
+from fastload.commands import bench, cli
 from fastload.commands.cli import Command, Group
 from fastload.commands.run import script
 
@@ -24,7 +25,7 @@ from fastload.commands.run import script
 def leaves(table, prefix=()):
     for name, entry in table.items():
         if isinstance(entry, Group):
-            yield from leaves(entry.commands, (*prefix, name))
+            yield from leaves(entry.load().COMMANDS, (*prefix, name))
         else:
             yield " ".join((*prefix, name)), entry
 
@@ -46,7 +47,7 @@ def test_every_command_in_the_table_has_its_two_functions(name, entry):
     assert callable(entry.load().main)
 
 
-LOADER_MODULES = 55
+LOADER_MODULES = 56
 SLOW_TO_IMPORT = ("PIL", "numpy", "matplotlib", "nvtx", "rich", "scipy", "skimage", "torch", "torchvision", "tqdm")
 HELP = """
 import sys
@@ -101,7 +102,8 @@ def test_arguments_reach_the_command_and_its_result_is_the_exit_code(command):
 
 
 def test_groups_nest(command, monkeypatch):
-    monkeypatch.setitem(cli.COMMANDS, "group", Group({"inner": cli.COMMANDS["probe"]}, "for this test"))
+    command.COMMANDS, command.IN_CHECKOUT = {"inner": cli.COMMANDS["probe"]}, ()
+    monkeypatch.setitem(cli.COMMANDS, "group", Group(command.__name__, "for this test"))
     assert cli.main(["group", "inner", "--number", "5"]) == 5
 
 
@@ -131,7 +133,7 @@ def test_a_wrong_command_line_gives_the_error_of_argparse(command, capsys, argv,
     assert message in capsys.readouterr().err
 
 
-@pytest.mark.parametrize(("argv", "listed"), [([], cli.COMMANDS), (["bench"], cli.BENCH)])
+@pytest.mark.parametrize(("argv", "listed"), [([], cli.COMMANDS), (["bench"], bench.COMMANDS)])
 def test_without_a_command_the_commands_are_listed(capsys, argv, listed):
     with pytest.raises(SystemExit) as exit_info:
         cli.main(argv)
@@ -161,7 +163,8 @@ def test_a_missing_optional_dependency_is_one_sentence_that_names_the_extra(comm
 
     command.main = needs_more
     assert cli.main(["probe"]) == 1
-    assert capsys.readouterr().err == "fastload probe needs fastload_test_absent: pip install 'fastload[bench]'\n"
+    said = "fastload probe needs fastload_test_absent; in fastload's checkout: pip install '.[bench]'\n"
+    assert capsys.readouterr().err == said
 
 
 def test_a_missing_extra_is_found_before_the_command_begins(command, capsys, monkeypatch):
@@ -172,7 +175,7 @@ def test_a_missing_extra_is_found_before_the_command_begins(command, capsys, mon
     assert cli.main(["probe", "--number", "1"]) == 0
     assert (len(begun), capsys.readouterr().err) == (1, "")
     assert cli.main(["probe", "--number", "3"]) == 1
-    said = "fastload probe needs fastload_test_absent, skimage_absent: pip install 'fastload[bench]'\n"
+    said = "fastload probe needs fastload_test_absent, skimage_absent; in fastload's checkout: pip install '.[bench]'\n"
     assert (len(begun), capsys.readouterr().err) == (1, said)
 
 
@@ -213,20 +216,22 @@ def test_a_module_of_our_own_that_is_missing_is_not_blamed_on_an_extra(command):
 
 
 def numbers():
-    for name, entry in cli.BENCH.items():
-        parser = argparse.ArgumentParser()
-        entry.add_arguments(parser)
-        for action in parser._actions:
-            if action.type not in (None, Path, file_in_new_folder, picture_file):
-                yield name, action.option_strings[0]
+    for program, table in ((["bench"], bench.COMMANDS), ([], BENCHMARKS)):
+        for name, entry in table.items():
+            parser = argparse.ArgumentParser()
+            entry.add_arguments(parser)
+            for action in parser._actions:
+                if action.type not in (None, Path, file_in_new_folder, picture_file, float):
+                    yield [*program, name], action.option_strings[0]
 
 
-@pytest.mark.parametrize(("name", "option"), list(numbers()))
-def test_a_benchmark_refuses_numbers_that_it_cannot_use(capsys, name, option):
+@pytest.mark.parametrize(("command", "option"), list(numbers()), ids=str)
+def test_a_benchmark_refuses_numbers_that_it_cannot_use(capsys, command, option):
+    main = cli.main if command[0] == "bench" else run_benchmark
     for wrong in ("-1", "many", *(["0"] if option != "--seed" else [])):
         with pytest.raises(SystemExit):
-            cli.main(["bench", name, option, wrong])
-        assert f"error: argument {option}: must be a" in capsys.readouterr().err
+            main([*command, option, wrong])
+        assert f"error: argument {option}: must be " in capsys.readouterr().err
 
 
 def test_a_benchmark_refuses_a_file_that_cannot_be_written_before_it_measures(tmp_path, capsys):
@@ -240,7 +245,7 @@ def test_a_benchmark_refuses_a_file_that_cannot_be_written_before_it_measures(tm
 
 
 def test_an_unknown_case_of_slots_is_refused_without_a_gpu_too(capsys):
-    assert cli.main(["bench", "slots", "--case", "none"]) == 2
+    assert run_benchmark(["slots", "--case", "none"]) == 2
     assert "--case must be one of 'fp32 images', " in capsys.readouterr().err
 
 

@@ -18,16 +18,18 @@ import torch
 from numpy.typing import NDArray
 from PIL import Image, PngImagePlugin
 from png_writer import CHANNELS, SIGNATURE, chunk, header, riff, riff_chunks, write_png
+from references import kept
 from torch.utils.data import DataLoader
 from torchvision import transforms as v1
 from torchvision.datasets import ImageFolder
+from torture.codecs import damaged
 
 from fastload import FastLoader, _core
 from fastload.vision import DecodeError, calibrate, decode, decode_batch, jpeg_info
 
 pytestmark = [
     pytest.mark.usefixtures("no_pool_stays"),
-    pytest.mark.skipif(not _core.codec_versions(), reason="built without"),
+    pytest.mark.skipif("WebP" not in _core.codec_versions(), reason="built without"),
 ]
 KINDS = ((0, 1), (0, 2), (0, 4), (0, 8), (2, 8), (4, 8), (6, 8))
 TRIALS = int(os.environ.get("FASTLOAD_MUTATIONS", "300"))
@@ -253,7 +255,7 @@ def test_pixels_that_are_not_exactly_there_are_pillows() -> None:
     assert status_of(_with_data(good) + b"anything") == "ok"  # which Pillow does not read
 
 
-def test_headers_that_lie_take_no_memory() -> None:
+def test_headers_that_lie_take_no_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     huge = _with_data(zlib.compress(bytes(1000)), 13000, 13000)
     for size in ((4, 4), None):
         with pytest.raises(DecodeError) as caught:
@@ -261,6 +263,10 @@ def test_headers_that_lie_take_no_memory() -> None:
         assert caught.value.status == "corrupt"
     for width, height in ((70000, 1), (1, 70000)):
         assert status_of(write_png(noise(height, width, 1, bits=1), 1, 0)) == "unsupported"
+    monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", None)
+    with pytest.raises(DecodeError) as caught:
+        decode(_with_data(b"", 2**31 - 1, 2**31 - 1))
+    assert caught.value.status == "unsupported"
 
 
 def test_the_limit_of_pixels_is_pillows(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -317,6 +323,15 @@ def test_a_header_is_no_jpegs() -> None:
         assert caught.value.status == "not_jpeg"
 
 
+@pytest.mark.parametrize("crop", [None, (0, 100, 2, 2), (0, 69_998, 2, 2), (0, 0, 3, 70_000), (0, 80_000, 2, 2)])
+def test_a_side_that_is_too_long_is_an_error_of_the_image(crop: tuple[int, ...] | None) -> None:
+    file = write_png(np.zeros((3, 70_000, 3), np.int64))
+    for size in (None, (4, 5)):
+        with pytest.raises(DecodeError, match="70000x3 pixels") as caught:
+            decode(file, crop, size)
+        assert caught.value.status == "unsupported"
+
+
 def test_formats_that_are_not_trusted_are_not_decoded() -> None:
     mask, names = _core.trusted_formats(), _core.format_names()
     files = {
@@ -347,27 +362,6 @@ def seeds() -> Iterator[bytes]:
             yield saved(picture(mode, 37, 29), **options, exif=b"Exif\0\0II*\0", xmp=b"<x/>", icc_profile=b"profile")
 
 
-def damaged(file: bytes, rng: random.Random) -> bytes:
-    """The file with bits changed, bytes lost or inserted; checksums of chunks are often mended."""
-    at, count, kind = rng.randrange(len(file)), rng.randrange(1, 9), rng.random()
-    if kind < 0.15:
-        return file[:at]
-    if kind < 0.35:
-        return file[:at] + (b"" if kind < 0.25 else rng.randbytes(count)) + file[at + (count if kind < 0.25 else 0) :]
-    data = bytearray(file)
-    for _ in range(rng.choice((1, 1, 2, 5))):
-        data[rng.randrange(len(data) if rng.random() < 0.7 else 60)] ^= 1 << rng.randrange(8)
-    return _with_checksums(bytes(data)) if file.startswith(SIGNATURE) and rng.random() < 0.7 else bytes(data)
-
-
-def _with_checksums(file: bytes) -> bytes:
-    data, at = bytearray(file), 8
-    while at + 12 <= len(data) and (end := at + 8 + int.from_bytes(data[at : at + 4], "big")) + 4 <= len(data):
-        data[end : end + 4] = zlib.crc32(data[at + 4 : end]).to_bytes(4, "big")
-        at = end + 4
-    return bytes(data)
-
-
 def _damage(trials: int, seed: int) -> Counter[str]:
     files, rng = list(seeds()), random.Random(seed)
     return Counter(status_of(damaged(rng.choice(files), rng)) for _ in range(trials))
@@ -394,7 +388,7 @@ def test_a_folder_of_both_is_decoded_natively_with_torchs_batches(tmp_path: Path
         str(tmp_path), v1.Compose([v1.RandomResizedCrop(24), v1.RandomHorizontalFlip(), v1.ToTensor()])
     )
     torch.manual_seed(3)
-    expected = list(DataLoader(dataset, 4, shuffle=True, num_workers=workers))
+    expected = kept(lambda: list(DataLoader(dataset, 4, shuffle=True, num_workers=workers)))
     with FastLoader(dataset, 4, shuffle=True, num_workers=workers, device="cpu", engine="native") as loader:
         torch.manual_seed(3)
         for (images, labels), (images_of_torch, labels_of_torch) in zip(loader, expected, strict=True):

@@ -13,8 +13,8 @@ import torch
 from backends import raised_by
 
 from fastload._batch import HostBatch
-from fastload.engines import copy_scheduler as copy_scheduler_module
-from fastload.engines.copy_scheduler import Arrival, CopyScheduler
+from fastload.device import copy_scheduler as copy_scheduler_module
+from fastload.device.copy_scheduler import Arrival, CopyScheduler
 
 WAIT_S = 30  # only ever waited for by a test that is about to fail
 

@@ -14,7 +14,8 @@ from torchvision.datasets import ImageFolder
 from torchvision.transforms import Compose, RandomResizedCrop, ToTensor
 
 from fastload import FastLoader
-from fastload.engines.decode_batch import Batch, woken_by
+from fastload.native.batch import Batch
+from fastload.native.pipeline import woken_by
 
 
 def test_one_look_answers_several_wakeups():

@@ -13,8 +13,8 @@ import torch
 from costs import in_calls
 from decode_machines import Always, Machine, changed, lost, run
 
-from fastload.device.decode_choice import DecodeChoice
-from fastload.device.decode_policy import HOLD_MIN, SETTLE, TRIAL_MAX, TRIAL_MIN, DecodedBatch, DecodePolicy
+from fastload.device.decode.choice import DecodeChoice
+from fastload.device.decode.policy import HOLD_MIN, SETTLE, TRIAL_MAX, TRIAL_MIN, DecodedBatch, DecodePolicy
 from fastload.stats.stats import Totals
 
 TOLERATED = 0.02

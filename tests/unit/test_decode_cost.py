@@ -11,14 +11,15 @@ from photos import make_folder, train_v1
 from torchvision.datasets import ImageFolder
 
 from fastload import FastLoader
-from fastload.device import decodable
-from fastload.device.decode_policy import DecodePolicy
+from fastload.device.decode import loader_allows as decodable
+from fastload.device.decode.policy import DecodePolicy
 from fastload.device.timing import DeviceClock
-from fastload.engines.loader_state import state_of
+from fastload.loader_state import state_of
 from fastload.plan import make_plan
 from fastload.stats.diagnosis import report
 from fastload.stats.stats import Stats, Totals, make_stats
 from fastload.stats.verdict import LESS_ON_GPU, Bottleneck
+from fastload.workers.start import route_of
 
 
 class Event:
@@ -159,7 +160,7 @@ def loader(monkeypatch: pytest.MonkeyPatch, tmp_path: Any) -> FastLoader[Any]:
 
 
 def note_of(loader: FastLoader[Any], stats: Stats) -> str:
-    (note,) = [note for note in make_plan(loader, stats, state_of(loader).checks).notes if "decode" in note]
+    (note,) = [note for note in make_plan(loader, route_of(loader), stats).notes if "decode" in note]
     return note
 
 

@@ -15,17 +15,19 @@ import pytest
 import torch
 from backends import simulated
 from decode_on_cpu import KernelsOnCpu
+from native_shim import CSRC
 from PIL import Image
 from stageable import KINDS, noise
 from torchvision.datasets import ImageFolder
 from torchvision.transforms import Compose, RandomHorizontalFlip, RandomResizedCrop, ToTensor
 
-from fastload import FastLoader, _core
-from fastload.device import decode
-from fastload.device.decode_policy import DecodePolicy
-from fastload.engines import decode_pipeline, loader_state, python_samples
-from fastload.engines.decode_pipeline import DECODING
+from fastload import FastLoader, _core, loader_state
+from fastload.device.decode import files as decode
+from fastload.device.decode.policy import DecodePolicy
+from fastload.native import pipeline as decode_pipeline
+from fastload.native.pipeline import DECODING
 from fastload.options import Options
+from fastload.python_samples.odd_samples import OddSamples
 
 SIDE = 32
 QUANTIZATION = 144  # of the first component: its place in StagedImage, bytes
@@ -108,6 +110,13 @@ class Staged:
 
     def same(self) -> list[bool]:
         return [torch.equal(a, b) for a, b in zip(self.pixels, self.want, strict=True)]
+
+
+def test_the_core_has_the_kernels_of_this_checkout():
+    texts = {path.name: path.read_text() for path in (CSRC / "gpu" / "kernels").iterdir()}
+    assert {name: _core.kernel_source(name) for name in texts} == texts, "make setup builds the core"
+    with pytest.raises(ValueError, match="but there is no none"):
+        _core.kernel_source("none.cu")
 
 
 @pytest.mark.parametrize(("filter", "pass_rule"), RULES)
@@ -373,17 +382,16 @@ def test_kernels_that_cannot_be_compiled_leave_decoding_to_the_threads(monkeypat
     asked: list[torch.device] = []
     device = torch.device("cuda", 0)
     monkeypatch.setattr(decode, "Decoder", refuse)
-    monkeypatch.setattr("fastload.device.decodable.not_on_gpu_because", lambda *_: None)
     loader, state = FastLoader([0], device="cpu"), loader_state.LoaderState()
-    assert state.decoder(loader, None, device) is None  # type: ignore[arg-type]
+    assert state.decoder(loader, device, None) is None
     loader.decode = "gpu"
     with pytest.raises(
         RuntimeError, match="decode='gpu' cannot be used: the kernels cannot be compiled: ImportError: no"
     ):
-        state.decoder(loader, None, device)  # type: ignore[arg-type]
+        state.decoder(loader, device, None)
     assert asked == [device]
     loader.decode = "cpu"
-    assert state.decoder(loader, None, device) is None  # type: ignore[arg-type]
+    assert state.decoder(loader, device, None) is None
 
 
 class HostDecoder:
@@ -608,7 +616,7 @@ def test_what_kernels_refuse_is_made_anew_though_the_next_batch_is_on_its_way(
     decoder = LateDecoder(kernels, lambda batch: [batch % 3, 2] if batch % 2 else [])
     issue_slowly(monkeypatch)
     if differs:
-        monkeypatch.setattr(python_samples, "drawn", lambda *_: None)
+        monkeypatch.setattr(OddSamples, "drawn", lambda *_: None)
     assert all(map(torch.equal, loaded_late(monkeypatch, device, dataset, decoder, **options), want))
     assert decoder.failures > 5
     issued = [{number for kind, number in decoder.asked[:at] if kind == "to"} for at in range(len(decoder.asked))]
@@ -621,14 +629,14 @@ def test_samples_are_made_in_python_in_their_batchs_turn(kernels, monkeypatch, t
     for path, _ in dataset.samples[::7]:
         Image.open(path).save(path, format="BMP")
     want = loaded_late(monkeypatch, device, dataset, None, batch_size=3, randomness=randomness)
-    decoder, sample = LateDecoder(kernels), python_samples.PythonSamples.sample
+    decoder, sample = LateDecoder(kernels), decode_pipeline.DecodePipeline._in_python
     issue_slowly(monkeypatch)
 
     def noted(self: Any, batch: Any, *others: Any) -> Any:
         decoder.asked.append(("python", batch.number))
         return sample(self, batch, *others)
 
-    monkeypatch.setattr(python_samples.PythonSamples, "sample", noted)
+    monkeypatch.setattr(decode_pipeline.DecodePipeline, "_in_python", noted)
     assert all(
         map(torch.equal, loaded_late(monkeypatch, device, dataset, decoder, batch_size=3, randomness=randomness), want)
     )

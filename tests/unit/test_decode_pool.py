@@ -22,7 +22,7 @@ from PIL import Image
 from torchvision import transforms
 
 from fastload import _core
-from fastload.pipeline.calibration import calibrate
+from fastload.pipeline.installed.decodes import calibrate
 from fastload.vision import decode_batch
 from fastload.vision._pools import close_pools
 

@@ -8,7 +8,8 @@ from typing import Any
 
 import torch
 
-from fastload.device import decode, nvrtc
+from fastload.device import nvrtc
+from fastload.device.decode import files as decode
 from fastload.memory.buffers import BufferPool
 
 IMAGES, USED, BATCHES = 32, 300_000, 60
@@ -79,6 +80,34 @@ def test_a_batchs_kernels_read_its_own_files(monkeypatch):
     assert raised == []
     assert len(launched) == 3 * BATCHES * (1 + 4 * 4)
     assert others == []
+
+
+def test_memory_has_room_for_somewhat_larger_batches(monkeypatch):
+    decoder = decoder_on_host()
+    first = decoder.memory("scratch", 1000)
+    assert decoder.memory("scratch", 1490) is first
+    assert decoder.memory("scratch", 1510).numel() == 2265
+    monkeypatch.setattr(decode, "SCRATCH_MAX_BYTES", 2500)
+    assert decoder.memory("scratch", 2400).numel() == 2500
+    assert decoder.memory("scratch", 2600).numel() == 2600
+
+
+def test_memory_has_no_room_to_spare_where_it_is_scarce(monkeypatch):
+    def empty(nbytes, **options):
+        if nbytes > 1000:
+            raise torch.OutOfMemoryError
+        return usual(nbytes, **options)
+
+    usual, decoder = torch.empty, decoder_on_host()
+    monkeypatch.setattr(torch, "empty", empty)
+    assert decoder.memory("files", 1000).numel() == 1000
+
+
+def test_room_for_files_grows_when_they_did_not_fit():
+    decoder = decoder_on_host()
+    for wanted, bytes_per_image in ((1 << 15, 1 << 15), (1 << 16, 81_920), (80_000, 81_920), (90_000, 112_500)):
+        decoder.learn(2, 2 * wanted)
+        assert decoder._bytes_per_image == bytes_per_image
 
 
 def test_a_decoder_that_gives_up_frees_its_memory(monkeypatch):

@@ -14,8 +14,8 @@ from torchvision.datasets import ImageFolder
 
 import fastload
 from fastload import FastLoader, Plan, Report, Stats, Step, Verification
-from fastload.device.replay import twin_of
 from fastload.stats.verdict import Bottleneck, Verdict
+from fastload.torch_workers.twin import twin_of
 
 root = photos_fixture(11)
 

@@ -15,16 +15,17 @@ import typing
 from pathlib import Path
 from typing import Any
 
+import optional
 import pytest
 import torch
-
-pytest.importorskip("skimage")
 
 import fastload
 from fastload import sources, vision
 from fastload.bench.photos import PhotoSet, write_photos
 from fastload.options import Options
 from scripts import native_list
+
+optional.needed("skimage")
 
 ROOT = Path(__file__).parents[2]
 DOCS = ROOT / "docs"
@@ -95,26 +96,33 @@ def what_the_pages_speak_of(photos: Path) -> dict[str, Any]:
 def test_code_on_the_page_runs_and_prints_what_it_says(
     page: Path, photos: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Blocks of ``python`` run in turn; a ``text`` block after one is its output."""
+    """Blocks of ``python`` run in turn; what one prints is the ``text`` block after it.
+
+    That may have ``...`` for what differs.
+    """
     names = what_the_pages_speak_of(photos)
     write_photos(tmp_path / "cat", PhotoSet(count=1, classes=1, edge_px=500))
     next(tmp_path.glob("cat/*/*.jpg")).rename(tmp_path / "cat.jpg")
     monkeypatch.chdir(tmp_path)
     if importlib.util.find_spec("tqdm") is not None:
         monkeypatch.setattr("tqdm.tqdm.monitor_interval", 0)  # its watchdog is a thread for life
-    printed = ""
+    printed, same = "", doctest.OutputChecker()
     text = re.sub(r"<!-- figures: .*?<!-- end -->", "", page.read_text(), flags=re.DOTALL)
     for found in re.finditer(r"^```(\w+)\n(.*?)^```", text, flags=re.DOTALL | re.MULTILINE):
         language, block = found.groups()
         line = text[: found.start()].count("\n") + 1
-        if language == "text":
-            assert printed.strip() == block.strip(), f"{page.name}: the output before line {line} is another"
+        if language == "text" or printed:
+            said = block if language == "text" else ""
+            shown = f"{page.name}: before line {line} is printed\n{printed}but this stands there\n{said}"
+            assert same.check_output(said, printed, doctest.ELLIPSIS), shown
+            printed = ""
         if language != "python":
             continue
         output = io.StringIO()
         with contextlib.redirect_stdout(output):
             exec(compile("\n" * line + block, str(page), "exec"), names)
         printed = output.getvalue()
+    assert not printed, f"{page.name}: nothing says what the last block prints"
 
 
 @IN_CHECKOUT

@@ -11,7 +11,7 @@ import subprocess
 import sys
 import threading
 import time
-from multiprocessing import popen_fork
+from multiprocessing import popen_fork, util
 from multiprocessing.process import BaseProcess
 from pathlib import Path
 
@@ -222,12 +222,17 @@ def ended(host):
     return not any(worker.is_alive() for worker in host._workers) and not any(t.is_alive() for t in threads)
 
 
-STEPS = {  # of torch's _shutdown_workers
-    "begin": lambda host: (host._workers_done_event, "set"),
-    "worker": lambda host: (host, "_mark_worker_as_unavailable"),
-    "join": lambda host: (host._workers[0], "join"),
-    "queues": lambda host: (host._index_queues[0], "cancel_join_thread"),
-    "pids": lambda host: (torch.utils.data._utils.signal_handling, "_remove_worker_pids"),
+STEPS = {  # of closing, and of torch's _shutdown_workers at the end of an epoch
+    "begin": lambda host, _: (host._workers_done_event, "set"),
+    "worker": lambda host, at_the_end: (
+        (host, "_mark_worker_as_unavailable") if at_the_end else (host._index_queues[0], "put")
+    ),
+    "join": lambda host, _: (host._workers[0], "join"),
+    "queues": lambda host, _: (host._index_queues[0], "cancel_join_thread"),
+    "pids": lambda host, at_the_end: (
+        (torch.utils.data._utils.signal_handling if at_the_end else torch._C),
+        "_remove_worker_pids",
+    ),
 }
 
 
@@ -239,7 +244,7 @@ def test_closing_or_ending_that_is_interrupted_leaves_nothing(make, monkeypatch,
     next(iterator)
     host = host_of(iterator)
     with monkeypatch.context() as patched:
-        where, name = STEPS[step](host)
+        where, name = STEPS[step](host, at_the_end)
         patched.setattr(where, name, once(getattr(where, name)))
         interrupted_by((lambda: next(iterator)) if at_the_end else loader.close)
         assert ended(host)
@@ -249,7 +254,7 @@ def test_closing_or_ending_that_is_interrupted_leaves_nothing(make, monkeypatch,
 PIN_STEPS = {
     "event": lambda host: (host._pin_memory_thread_done_event, "set"),
     "message": lambda host: (host._worker_result_queue, "put"),
-    "join": lambda host: (host._pin_memory_thread, "join"),
+    "join": lambda host: (threading.Thread, "join"),
     "thread": lambda host: (threading.Thread, "start"),  # of the one that feeds the queue with the message
 }
 
@@ -333,14 +338,15 @@ def test_shared_memory_of_ended_workers_is_unlinked_where_nobody_opens_it_by_nam
 def test_a_forked_child_leaves_the_shared_memory_of_its_parents_workers_alone(make):
     iterator = iter(make())
     host = host_of(iterator) or iterator
-    after = shutdown._live[host]
-    pid = os.fork()
-    if not pid:
-        os._exit(int(after.alive))
-    assert os.waitpid(pid, 0)[1] == 0
-    assert after.alive
-    shutdown.shut_down(host)
-    assert not after.alive
+    file = Path(f"/dev/shm/torch_{host._workers[0].pid}_1_0")
+    file.touch()
+    try:
+        assert exit_code(forked(lambda: shutdown._clean_up(host))) == 0
+        assert file.exists()
+        shutdown.shut_down(host)
+        assert not file.exists()
+    finally:
+        file.unlink(missing_ok=True)
 
 
 def test_shared_memory_that_may_not_be_unlinked_does_not_keep_closing(make, monkeypatch):
@@ -411,8 +417,11 @@ def test_closing_does_not_wait_for_ever_for_a_batch_that_is_being_pinned(pinning
 class Deaf(Numbers):
     """Its worker does not end when it is asked to."""
 
+    stubborn = True
+
     def __getitem__(self, index):
-        signal.signal(signal.SIGTERM, signal.SIG_IGN)
+        if self.stubborn:
+            signal.signal(signal.SIGTERM, signal.SIG_IGN)
         os.write(self.tells, b".")
         threading.Event().wait(WAIT_S)
 
@@ -431,6 +440,31 @@ def test_a_worker_that_does_not_end_is_killed_when_closing_is_interrupted(monkey
     interrupted_by(loader.close)
     BaseProcess.join(host._workers[0], WAIT_S)
     assert host._workers[0].exitcode == -signal.SIGKILL
+    os.close(ready)
+    os.close(dataset.tells)
+
+
+@pytest.mark.parametrize("stubborn", [False, True])
+@pytest.mark.parametrize("persistent", [False, True])
+def test_closing_does_not_wait_for_samples_that_stall(make, monkeypatch, stubborn, persistent):
+    """Not for each of their workers, one after the other, as torch does."""
+    monkeypatch.setattr(shutdown, "ASKED_S", 0.05)
+    dataset = Deaf(4)
+    dataset.stubborn = stubborn
+    ready, dataset.tells = os.pipe()
+    loader = make(dataset, batch_size=1, persistent_workers=persistent)
+    iterator = iter(loader)
+    for _ in range(2):
+        os.read(ready, 1)
+    workers = host_of(iterator)._workers
+    waits = []
+    monkeypatch.setattr(
+        BaseProcess, "join", lambda self, wait_s, join=BaseProcess.join: join(self, waits.append(wait_s) or wait_s)
+    )
+    loader.close()
+    ends = {-signal.SIGKILL if stubborn else 0}  # which torch makes of SIGTERM
+    assert {worker.exitcode for worker in workers} == ends
+    assert max(waits[:4]) <= 0.05
     os.close(ready)
     os.close(dataset.tells)
 
@@ -481,10 +515,150 @@ def test_a_program_that_ends_in_mid_epoch_ends_the_thread_that_pins_before_the_w
     assert (done.returncode, done.stdout, done.stderr) == (3, "[False, False, False]\n", "")
 
 
-def test_a_forked_child_leaves_its_parents_workers_alone(make):
-    iterator = iter(make())
-    assert exit_code(forked(shutdown._end_with_the_program)) == 0
-    assert numbers_of(iterator) == list(range(8))
+ENDS = ("loader.close()", "shutdown.shut_down(host)", "del loader, iterator, host", "util._exit_function()")
+
+
+@pytest.mark.parametrize("end", ENDS)
+@pytest.mark.parametrize("persistent", [False, True])
+def test_what_a_forked_child_ends_goes_on_in_its_parent(make, end, persistent):
+    """In torch the child ends the workers, for which the parent then waits forever."""
+    held = {"loader": make(Numbers(40), persistent_workers=persistent)}
+    held["iterator"] = iter(held["loader"])
+    held["host"] = host_of(held["iterator"])
+    numbers = numbers_of([next(held["iterator"])])
+
+    def child():
+        exec(end, {"shutdown": shutdown, "util": util}, held)
+        gc.collect()
+
+    assert exit_code(forked(child)) == 0
+    assert numbers + numbers_of(held["iterator"]) == list(range(40))
+    if persistent:
+        assert numbers_of(held["loader"]) == list(range(40))
+    held["loader"].close()
+
+
+@pytest.mark.parametrize("end", [lambda held: shutdown._end_with_the_program(), list.clear])
+def test_a_forked_child_leaves_its_parents_workers_alone(make, end):
+    held = [iter(make(Numbers(100)))]
+
+    def in_child():
+        end(held)
+        assert numbers_of(make()) == list(range(8))  # of workers of its own
+
+    assert exit_code(forked(in_child)) == 0
+    assert numbers_of(held[0]) == list(range(100))
+
+
+@pytest.mark.parametrize("persistent", [False, True])
+def test_a_forked_child_iterates_with_workers_of_its_own(make, persistent):
+    """In torch it asks the parent's, and both wait forever."""
+    loader = make(Numbers(40), persistent_workers=persistent)
+    iterator = iter(loader)
+    numbers = numbers_of([next(iterator)])
+
+    def in_child():
+        with pytest.raises(RuntimeError):
+            next(iterator)
+        assert numbers_of(loader) == list(range(40))
+        loader.close()
+
+    assert exit_code(forked(in_child)) == 0
+    assert numbers + numbers_of(iterator) == list(range(40))
+    loader.close()
+
+
+@pytest.fixture
+def no_worker_is_terminated(monkeypatch):
+    """Require that each ends by itself, before the wait after which torch terminates it."""
+    monkeypatch.setattr(torch.utils.data._utils, "MP_STATUS_CHECK_INTERVAL", 20.0)
+    terminated = []
+    monkeypatch.setattr(BaseProcess, "terminate", terminated.append)
+    yield
+    assert terminated == []
+
+
+@pytest.mark.parametrize("persistent_workers", [False, True])
+def test_workers_end_at_once_when_a_collection_frees_their_iterator(make, no_worker_is_terminated, persistent_workers):
+    """A collection also ends the queues by which they are told, before anything else."""
+    held = [iter(make(persistent_workers=persistent_workers))]
+    next(held[0])
+    workers = host_of(held[0])._workers
+    held.append(held)
+    del held
+    gc.collect()
+    assert [worker.exitcode for worker in workers] == [0, 0]
+    assert shutdown._live == {}
+
+
+class Collects:
+    """A batch that is pinned, and collects garbage there, once its iterator is garbage."""
+
+    entered, dropped = threading.Event(), threading.Event()
+
+    def __init__(self, samples):
+        self.samples = samples
+
+    def pin_memory(self):
+        if not self.dropped.is_set():
+            self.entered.set()
+            assert self.dropped.wait(WAIT_S)
+            gc.collect()
+        return self
+
+
+@pytest.mark.filterwarnings("error::pytest.PytestUnraisableExceptionWarning")
+def test_workers_end_at_once_when_the_thread_that_pins_collects_its_iterator(pinning, no_worker_is_terminated):
+    held = [iter(pinning(collate_fn=Collects, pin_memory=True))]
+    workers, thread = host_of(held[0])._workers, host_of(held[0])._pin_memory_thread
+    assert Collects.entered.wait(WAIT_S)
+    held.append(held)
+    gc.disable()
+    del held
+    Collects.dropped.set()
+    threading.Thread.join(thread, WAIT_S)
+    gc.enable()
+    assert [worker.exitcode for worker in workers] == [0, 0]
+
+
+class Empty(SequentialSampler):
+    def __iter__(self):
+        yield 0
+        raise ConnectionError
+
+
+def test_workers_end_with_the_error_of_a_sampler_at_the_start(make):
+    """Not with its traceback, which holds the iterator."""
+    with pytest.raises(ConnectionError) as caught:
+        iter(make(sampler=Empty(range(8))))
+    assert multiprocessing.active_children() == []
+    del caught
+
+
+@pytest.mark.parametrize("collected", [False, True])
+def test_an_interrupt_while_a_dropped_iterator_ends_is_raised_afterwards(make, monkeypatch, collected):
+    held = [iter(make())]
+    next(held[0])
+    host = host_of(held[0])
+    workers, join = host._workers, host._workers[0].join
+
+    def interrupted(timeout):
+        signal.raise_signal(signal.SIGINT)
+        join(timeout)
+
+    monkeypatch.setattr(workers[0], "join", interrupted)
+    del host
+    if collected:
+        held = [[held]]
+        held[0].append(held[0])
+
+    def drop():
+        held.clear()
+        gc.collect()
+        time.sleep(WAIT_S)
+
+    interrupted_by(drop)
+    assert not any(worker.is_alive() for worker in workers)
 
 
 def test_torch_is_as_this_file_takes_it():

@@ -19,10 +19,10 @@ from torchvision.transforms import functional, v2
 from torchvision.transforms.v2 import functional as functional_v2
 
 from fastload import DataLoader, FastLoader, _core, verify
-from fastload.engines.parity_results import FallbackWarning
-from fastload.engines.sample_process import SampleProcess
-from fastload.pipeline import step_calibration
-from fastload.pipeline.reader import Recipe, Refusal, read_recipe
+from fastload.check.results import FallbackWarning
+from fastload.pipeline.installed import steps as step_calibration
+from fastload.pipeline.recipe import Recipe, Refusal, read_recipe
+from fastload.python_samples.sample_process import SampleProcess
 
 ODD = st.integers(0, 12).map(lambda half: 2 * half + 1)
 root = photos_fixture(9)
@@ -149,7 +149,7 @@ def test_verify_finds_more_than_the_bound(root, monkeypatch):
     result = verify(small(root))
     assert (bool(result), result.bound, result.largest) == (True, 1.0, 0.0)
     assert real is _core.Pool.submit
-    from fastload.verification import ComparedValues, difference
+    from fastload._compare import ComparedValues, difference
 
     a = torch.zeros(1, 3, 2, 2, dtype=torch.uint8)
     for off, found in ((1, None), (2, "batch[0, 0, 0, 0]: 0 and 2")):

@@ -14,14 +14,15 @@ import tarfile
 import time
 from pathlib import Path
 
+import optional
 import pytest
 import torch
 from stored import stored
 from torchvision import datasets
 
-pytest.importorskip("skimage")
-
 from fastload.bench.photos import PhotoSet, write_photos
+
+optional.needed("skimage")
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 SCRIPTS = sorted(path.name for path in EXAMPLES.glob("*.py"))

@@ -17,6 +17,8 @@ from torch.utils.data._utils import fetch as torch_fetch
 from fastload import FastLoader
 from fastload.stats import stack_sampler
 from fastload.stats.diagnosis import report
+from fastload.stats.fetch_timer import WorkerCounters
+from fastload.stats.meter import counters_for
 from fastload.stats.stats import Totals, make_stats
 from fastload.stats.verdict import Bottleneck
 
@@ -45,6 +47,17 @@ class Replaced:
 
     def fetch(self, indices):
         return torch.stack([self.dataset[index] for index in indices])
+
+
+def test_a_replaced_fetcher_that_takes_no_attributes_still_works(monkeypatch):
+    kind = type(
+        "Fixed",
+        (),
+        {**{name: vars(Replaced)[name] for name in ("__init__", "fetch")}, "__slots__": ("dataset", "auto_collation")},
+    )
+    monkeypatch.setattr(torch_fetch, "_MapDatasetFetcher", kind)
+    with FastLoader(Numbers(), batch_size=2, num_workers=1, device="cpu") as loader:
+        assert torch.cat(list(loader)).tolist() == list(range(8))
 
 
 @pytest.mark.parametrize("num_workers", [0, 1])
@@ -97,6 +110,15 @@ def test_what_was_seen_of_decoding_stands_when_nobody_looks_any_more():
 )
 def test_codecs_are_told_from_folders_that_are_called_like_them(path, expected):
     assert bool(stack_sampler._CODECS.search(path)) is expected
+
+
+def test_lazy_images_count_as_a_codec():
+    from fastload.lazy import functions as lazy_functions
+    from fastload.lazy import images as lazy_images
+    from fastload.lazy import pixels as pending_pixels
+
+    functions = lazy_functions.install, lazy_images.install, pending_pixels.Pending.cropped
+    assert {function.__code__.co_filename for function in functions} <= stack_sampler._registered
 
 
 class Owned:
@@ -157,3 +179,58 @@ def test_a_program_that_ends_within_an_epoch_has_no_sampler_left():
         [sys.executable, "-c", ENDS_WITHIN_AN_EPOCH], capture_output=True, text=True, check=False, timeout=120
     )
     assert (ran.returncode, ran.stdout, ran.stderr) == (0, "MainThread\n", "")
+
+
+class Rows(Dataset):
+    """Small samples, one of which takes its time."""
+
+    def __len__(self):
+        return 401
+
+    def __getitem__(self, index):
+        if index == 300:
+            time.sleep(0.05)
+        return torch.tensor(index)
+
+
+def test_batches_that_are_only_timed_are_counted_too():
+    with FastLoader(Rows(), batch_size=2, device="cpu") as loader:
+        iterator = iter(loader)
+        assert len(list(iterator)) == 201
+        stats = loader.stats()
+        del iterator
+        assert loader.stats().totals == stats.totals
+    made = stats.totals["made:batches"], stats.totals["made:images"], stats.stages["collate"].count
+    assert (stats.batches, stats.images, *made) == (201, 401, 201, 401, 201)
+    assert stats.stages["fetch"].total_s > stats.waited_for["fetch"] > 0.05
+    assert stats.wait_s >= sum(stats.waited_for.values()) > 0.05
+    assert 0 < stats.fetch.sampled_s < stats.stages["fetch"].total_s
+
+
+def test_a_quick_batch_takes_few_calls():
+    calls = []
+
+    def note(frame, event, _):
+        if event == "call" and "/fastload/" in frame.f_code.co_filename:
+            calls.append(frame.f_code.co_name)
+
+    with FastLoader(Rows(), batch_size=2, device="cpu") as loader:
+        iterator = iter(loader)
+        for _ in range(3):
+            next(iterator)
+        sys.setprofile(note)
+        try:
+            for _ in range(50):
+                next(iterator)
+        finally:
+            sys.setprofile(None)
+    assert len(calls) <= 50 * 4, calls[:30]  # the wait, the fetch, the collate function, the indices
+
+
+def test_stacks_that_have_been_sampled_are_not_sampled_again():
+    loader = DataLoader(Rows(), num_workers=2)
+    wanted = [counters_for(loader, Totals({"made:samples": number})) for number in (0, 119, 120)]
+    sampled = [WorkerCounters(counters, 0, whole_process=False)._sampler is not None for counters in wanted]
+    for counters in wanted:
+        counters.close()
+    assert sampled == [True, True, False]

@@ -11,17 +11,19 @@ import os
 from pathlib import Path
 from typing import Any
 
+import optional
 import pytest
-from rich.console import Console
 
 from fastload.commands.kernels import read_ceilings
 from fastload.commands.kernels import show as show_kernels
-from fastload.profiling import ncu, nsys_export
-from fastload.profiling.report import make_report, show
+from fastload.profiling.analysis import ncu
+from fastload.profiling.pages.report import make_report, show
+from fastload.profiling.recording import nsys_export
 
 DATA = Path(__file__).parent.parent / "data"
 GOLDEN = DATA / "golden"
 WIDTH = 140
+rich_console = optional.module("rich.console")
 
 
 def agrees(name: str, text: str) -> None:
@@ -33,11 +35,13 @@ def agrees(name: str, text: str) -> None:
     assert text.splitlines() == path.read_text(encoding="utf-8").splitlines()
 
 
-def plain() -> Console:
-    return Console(file=io.StringIO(), width=WIDTH, color_system=None, force_terminal=False, highlight=False)
+def plain() -> Any:
+    return rich_console.Console(
+        file=io.StringIO(), width=WIDTH, color_system=None, force_terminal=False, highlight=False
+    )
 
 
-def lines_of(console: Console) -> str:
+def lines_of(console: Any) -> str:
     """What was printed, without the blanks that fill its lines."""
     file = console.file
     assert isinstance(file, io.StringIO)
@@ -79,7 +83,7 @@ def test_the_table_of_a_ranges_kernels(by):
 
 def test_the_table_of_kernels_fits_80_columns():
     runs, ceilings = ncu.read(DATA / "ncu" / "ncu.csv"), read_ceilings(DATA / "ncu")
-    console = Console(file=io.StringIO(), width=80)
+    console = rich_console.Console(file=io.StringIO(), width=80)
     show_kernels(
         ncu.sum_up(runs, "forward", ceilings, "kernel"), ncu.total(runs, ceilings), ceilings, "forward", console
     )

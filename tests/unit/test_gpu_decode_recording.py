@@ -8,14 +8,12 @@ from typing import Any
 import pytest
 from handmade import FEEDER, MAIN, WORKERS, h2d, kernel, launch, recording, span, stage
 
-from fastload.profiling.analysis import find
-from fastload.profiling.findings import to_dict
-from fastload.profiling.gpu_decode import decode_kernels
-from fastload.profiling.html import render
-from fastload.profiling.report import make_report, overview
-from fastload.profiling.timeline import COLOURS, lay_out
-from fastload.profiling.trace import Recording, Thread, ThreadKey
-from fastload.profiling.trace_diagnosis import diagnose_trace
+from fastload.profiling.analysis.findings import decode_kernels, find
+from fastload.profiling.analysis.trace_diagnosis import diagnose_trace
+from fastload.profiling.pages.html import render
+from fastload.profiling.pages.report import make_report, overview
+from fastload.profiling.pages.timeline import COLOURS, lay_out
+from fastload.profiling.recording.trace import Recording, Thread, ThreadKey
 from fastload.stats.verdict import LESS_ON_GPU, Bottleneck
 
 DECODE, MODEL = 13, 7  # streams
@@ -72,7 +70,7 @@ def test_the_findings_say_what_it_took() -> None:
     assert alone.beside_kernels_share == 0.0
     assert alone.awaited_share == pytest.approx(0.39)
     assert find(replace(made(), ranges=())).gpu_decode is None
-    assert to_dict(find(made()))["gpu_decode"]["mean_s"] == pytest.approx(100e-6)
+    assert find(made()).to_dict()["gpu_decode"]["mean_s"] == pytest.approx(100e-6)
 
 
 def test_the_timeline_has_a_row_for_it() -> None:

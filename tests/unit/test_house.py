@@ -11,6 +11,7 @@ import multiprocessing.synchronize
 import pkgutil
 import re
 import threading
+from collections import Counter
 from pathlib import Path
 from types import ModuleType
 
@@ -21,11 +22,25 @@ from torch.utils.data import DataLoader
 
 import fastload
 from fastload import FastLoader
-from scripts.architecture import PAGE, PICTURE, RANK, arrows, draw, imports_of, modules_of, page, place
+from scripts.architecture import (
+    CORE_RANK,
+    PAGE,
+    PICTURE,
+    RANK,
+    arrows,
+    draw,
+    imports_of,
+    includes_of_core,
+    modules_of,
+    page,
+    place,
+)
 
 PACKAGE = Path(fastload.__file__).parent
-LINES_MAX = 450
+LINES_MAX = 900
+CORE_FILES_MAX = 13  # of a folder
 FOLDERS = [Path(__file__).parents[2] / name for name in ("benchmarks", "examples", "fastload", "scripts", "tests")]
+CSRC = Path(__file__).parents[2] / "csrc"
 FILES = [path for folder in FOLDERS for path in folder.rglob("*.py")]
 WORDS_MAX = 15
 # With brackets, the patterns of this file do not match themselves.
@@ -66,6 +81,7 @@ OWN = {
 }
 
 
+@pytest.mark.lint
 def test_nothing_lies_in_the_temporary_folder_under_a_name_that_others_can_guess() -> None:
     guessable = re.compile(r"gettempdi[r]|tempfile\.m[k]temp|[\"']/[t]mp\b")
     assert len(FILES) > 200
@@ -81,6 +97,7 @@ def is_below(importer: str, imported: str) -> bool:
     return upper == lower or RANK[upper] < RANK[lower]
 
 
+@pytest.mark.lint
 def test_files_import_only_from_below():
     homeless = [name for name in NAMES if place(name) not in RANK]
     assert not homeless, f"{homeless} have no place in the LAYERS of scripts/architecture.py: give them one"
@@ -88,9 +105,15 @@ def test_files_import_only_from_below():
     assert [f"{name} imports {imported}" for name, imported in pairs if not is_below(name, imported)] == []
 
 
+@pytest.mark.lint
 def test_the_drawing_and_the_table_of_the_layers_are_current():
     for path, text in ((PICTURE, draw(PACKAGE)), (PAGE, page(PACKAGE))):
         assert path.read_text() == text, f"run scripts/architecture.py, which writes {path.name}"
+
+
+def test_finalizers_lose_no_interrupt():
+    users = [name for name, path in MODULES.items() if "weakref.finalize(" in path.read_text()]
+    assert users == [], "use Finalizer of fastload/torch_workers/signals.py"
 
 
 def test_arrows_are_imports_that_no_other_arrows_imply(tmp_path):
@@ -105,6 +128,101 @@ def test_arrows_are_imports_that_no_other_arrows_imply(tmp_path):
     }.items():
         (tmp_path / "fastload" / f"{name}.py").write_text(text)
     assert arrows(tmp_path / "fastload") == [("fastload", "loader"), ("loader", "plan"), ("plan", "stats")]
+
+
+OTHERS_PACKAGE = re.compile(
+    r"\b(?:pip[x3]?|uv|poetry|pdm|conda|mamba)\b[^\n`]*\b(?:install|add|download)\b[^\n`#]*?(?<![\w./-])fast[l]oad(?![\w/.'’-])"
+    r"|\bfast[l]oad\[\w"
+)
+"""A command that would take fastload from an index, where another project has the name; or one of its extras."""
+
+
+def test_no_text_names_an_index_for_fastload():
+    suffixes = {".py", ".md", ".sh", ".ipynb", ".txt", ".yml", ".json"}
+    root = PACKAGE.parent
+    texts = [path for path in root.iterdir() if (path.is_file() and path.suffix in suffixes) or path.name == "Makefile"]
+    for folder in (*FOLDERS, root / "docs", root / ".ci", root / "notebooks"):
+        texts += [path for path in folder.rglob("*") if path.suffix in suffixes and path.is_file()]
+    assert len(texts) > 300
+    said = {path: re.sub(r"[\"']\s*\n\s*f?[\"']", "", path.read_text()) for path in texts}  # lines of one string
+    assert {path: found[0] for path, text in said.items() if (found := OTHERS_PACKAGE.search(text))} == {}
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "pip install US",
+        "pip install --force-reinstall --no-deps US (in a clone)",
+        "pip install 'US[cuda]'",
+        "uv pip install US==0.1",
+        "conda install -c x US",
+        "pip install -U torch US",
+        "with US[stores]",
+    ],
+)
+def test_a_text_that_names_an_index_is_found(text):
+    assert OTHERS_PACKAGE.search(text.replace("US", "fastload"))
+    ours = ("pip install .", "in fastload's checkout: pip install '.[cuda]'", "pip install dist/fastload-0.1-cp311.whl")
+    assert not any(map(OTHERS_PACKAGE.search, ours))
+
+
+# Tables of what is imported when it is first used; they name modules in strings.
+TABLES = {"fastload", "fastload.sources", "fastload.commands.cli", "fastload.commands.bench"}
+
+
+def texts_in(tree: ast.AST) -> set[str]:
+    return {node.value for node in ast.walk(tree) if isinstance(node, ast.Constant) and isinstance(node.value, str)}
+
+
+def modules_named_in(tree: ast.AST) -> set[str]:
+    """Return strings that are a module's name or path.
+
+    A name may be the beginning of an f-string. A path may be put together of several strings, from ``__file__`` on.
+    Docstrings and messages may name modules.
+    """
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant):
+            node.value.value = None  # a docstring
+    names = MODULES.keys() - {"fastload"}
+    parts = {part for name in names for part in name.split(".")}
+    paths = {name.removeprefix("fastload.").replace(".", "/") for name in names if name.count(".") > 1}
+    texts = texts_in(tree)
+    found = {text for text in texts if text.partition(":")[0].rstrip(".") in names or text.removesuffix(".py") in paths}
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Assign | ast.AnnAssign | ast.Return | ast.Expr):
+            source = ast.unparse(node)
+            if "__file__" in source and ".parents[" in source:
+                found |= texts_in(node) & parts
+    return found
+
+
+def test_no_string_names_a_module():
+    named = {name: modules_named_in(ast.parse(path.read_text())) for name, path in MODULES.items()}
+    assert all(named[name] for name in TABLES), "a table that is gone needs no exception"
+    wrong = {name: texts for name, texts in named.items() if texts and name not in TABLES}
+    assert wrong == {}, "import the module, or let it register itself with the one that must not import it"
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        'module = sys.modules.get("fastload.iterators")',
+        'function.__globals__["__name__"] == "fastload.nvtx.wrapping"',
+        'find("fastload.plan:Plan")',
+        'f"fastload.bench.{name}"',
+        'FILES = [str(Path(__file__).parents[1] / "native" / f"{name}.py") for name in NAMES]',
+        'file.endswith("stats/meter.py")',
+    ],
+)
+def test_a_string_that_names_a_module_is_found(source):
+    assert modules_named_in(ast.parse(source))
+    others = (
+        "from fastload.stats import meter",
+        "'fastload.stats.meter'",
+        "print('see fastload.stats.meter')",
+        "x = 'fastload'",
+    )
+    assert not any(modules_named_in(ast.parse(other)) for other in others)
 
 
 def private(name: object) -> bool:
@@ -154,6 +272,7 @@ def names_of_others(place: str) -> set[str]:
     return private_names_of(torch.utils.data.dataloader, *python)
 
 
+@pytest.mark.lint
 def test_files_use_no_private_names_of_each_other():
     trees = {name: ast.parse(path.read_text()) for name, path in MODULES.items()}
     defined = {name: private_names_defined_in(tree) for name, tree in trees.items()}
@@ -165,6 +284,7 @@ def test_files_use_no_private_names_of_each_other():
     assert {name: names for name, names in wrong.items() if names} == {}
 
 
+@pytest.mark.lint
 def test_a_class_name_stands_once_in_the_package():
     where: dict[str, list[str]] = {}
     for name, path in MODULES.items():
@@ -174,6 +294,7 @@ def test_a_class_name_stands_once_in_the_package():
     assert {name: files for name, files in where.items() if len(files) > 1} == {}
 
 
+@pytest.mark.lint
 def test_no_file_imports_itself_by_way_of_others():
     graph = {name: imports_of(path, NAMES) for name, path in MODULES.items()}
     done: set[str] = set()
@@ -212,11 +333,32 @@ def test_the_parser_of_imports_sees_what_it_should(tmp_path):
     assert is_below("fastload.prefetch", "fastload.device.transfer")
 
 
+@pytest.mark.lint
+def test_files_of_the_core_include_only_from_below():
+    def is_below(includer: Path, included: Path) -> bool:
+        upper, lower = str(includer.parent), str(included.parent)
+        return upper == lower or CORE_RANK[upper] < CORE_RANK[lower]
+
+    pairs = includes_of_core(CSRC)
+    assert len(pairs) > 250
+    assert [f"{includer} includes {included}" for includer, included in pairs if not is_below(includer, included)] == []
+
+
+@pytest.mark.lint
+def test_folders_of_the_core_have_a_place_and_few_files():
+    counts = Counter(str(path.parent.relative_to(CSRC)) for path in CSRC.rglob("*") if path.is_file())
+    assert counts.keys() == CORE_RANK.keys(), "give each folder a line of CORE in scripts/architecture.py"
+    assert {folder: count for folder, count in counts.items() if count > CORE_FILES_MAX} == {}
+
+
+@pytest.mark.lint
 def test_files_stay_short():
-    lines = {name: len(path.read_text().splitlines()) for name, path in MODULES.items()}
+    files = {**MODULES, **{str(path): path for path in CSRC.rglob("*") if path.is_file()}}
+    lines = {name: len(path.read_text().splitlines()) for name, path in files.items()}
     assert {name: count for name, count in lines.items() if count >= LINES_MAX} == {}, "each is two files"
 
 
+@pytest.mark.lint
 def test_first_lines_of_docstrings_are_short_and_no_word_is_odd():
     found = []
     for path in FILES:
@@ -228,6 +370,7 @@ def test_first_lines_of_docstrings_are_short_and_no_word_is_odd():
     assert found == []
 
 
+@pytest.mark.lint
 def test_scripts_import_names_that_exist():
     missing = []
     for path in FOLDERS[3].glob("*.py"):

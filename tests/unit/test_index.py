@@ -175,6 +175,10 @@ def test_a_file_that_is_no_index_is_not_overwritten(root, capsys):
     assert note.read_text() == "no image"
     note.write_bytes(b"")
     assert cli.main(["index", str(root), "--output", str(note)]) == 0
+    os.mkfifo(root / "pipe")
+    assert cli.main(["index", str(root), "--output", str(root / "pipe")]) == 2
+    assert "not a regular file" in capsys.readouterr().err
+    assert (root / "pipe").is_fifo()
 
 
 def test_nothing_to_index_is_refused(tmp_path, capsys):

@@ -11,15 +11,8 @@ from photos import jpeg
 
 from fastload import _core
 from fastload.commands import cli
-from fastload.pipeline.index_file import (
-    IndexFileError,
-    IndexWriter,
-    index_beside,
-    key_path,
-    make_key,
-    open_index,
-    read_key,
-)
+from fastload.jpeg_index.file import IndexFileError, IndexWriter, index_beside, open_index
+from fastload.jpeg_index.tagged_files import key_path, make_key
 from fastload.vision import JpegIndex, decode
 
 CROP = (200, 170, 40, 50)
@@ -149,16 +142,15 @@ def test_an_index_of_another_version_is_refused(root):
         open_index(path, 1 << 20)
 
 
-def test_a_key_that_others_may_read_is_not_used(root):
-    assert key_path().stat().st_mode & 0o777 == 0o600
-    assert read_key() == make_key()
-    key_path().chmod(0o644)
-    with pytest.raises(IndexFileError, match="chmod 600"):
-        read_key()
-    key_path().chmod(0o600)
-    key_path().write_bytes(b"short")
-    with pytest.raises(IndexFileError, match="48 bytes"):
-        make_key()
+@pytest.mark.parametrize("kind", ["pipe", "device"])
+def test_what_is_no_file_is_refused_at_once(tmp_path, kind):
+    path = tmp_path / "some.index"
+    if kind == "pipe":
+        os.mkfifo(path)
+    else:
+        path.symlink_to("/dev/zero")
+    with pytest.raises(IndexFileError, match=r"cannot be read [(]not a regular file"):
+        open_index(path, 1 << 20)
 
 
 def test_its_table_counts_for_the_limit(root, contents):

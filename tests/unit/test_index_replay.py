@@ -17,8 +17,8 @@ from torch.utils.data import (
     WeightedRandomSampler,
 )
 
-from fastload.engines import index_replay
-from fastload.engines.index_replay import after_batches
+from fastload.state import index_replay
+from fastload.state.index_replay import after_batches
 
 
 class Own(RandomSampler):

@@ -16,9 +16,8 @@ from interrupts import interrupted_at_every_opcode
 
 from fastload import FastLoader
 from fastload._batch import HostBatch
-from fastload.device import feeder
-from fastload.engines import copy_scheduler
-from fastload.engines.copy_scheduler import CopyScheduler
+from fastload.device import copy_scheduler, feeder
+from fastload.device.copy_scheduler import CopyScheduler
 from fastload.memory import slots
 from fastload.memory.arena import SlotState, Token
 from fastload.memory.slots import SlotPool, SlotWriter
@@ -171,9 +170,14 @@ def test_asking_for_the_next_batch(monkeypatch):
 
 
 def test_dropping_an_iterator(monkeypatch):
-    """The thread ends even if Python loses a finalizer's call; its resources can be freed."""
+    """The thread ends even if Python loses a finalizer's call; its resources can be freed.
+
+    An interrupt is raised after the finalizers. Python loses it only where one of them begins.
+    """
+
     monkeypatch.setattr(sys, "unraisablehook", lambda raised: None)  # pytest's keeps what was in use
     simulated.install(monkeypatch)
+    raised = []
 
     def make():
         loader = FastLoader(range(4), batch_size=None, device="cuda")
@@ -183,10 +187,12 @@ def test_dropping_an_iterator(monkeypatch):
 
     def check(subject, interrupted):
         iterators, slots = subject
+        raised.append(interrupted)
         closes_promptly(iterators.clear)
         slots.close()
 
-    assert interrupted_at_every_opcode(make, lambda subject: subject[0].clear(), check) > 100
+    assert interrupted_at_every_opcode(make, lambda subject: subject[0].clear(), check, stride=7) > 100
+    assert raised.count(False) <= 1 + 0.05 * len(raised)
 
 
 def test_closing_slots():

@@ -21,10 +21,11 @@ from PIL import Image
 from torchvision.datasets import ImageFolder
 from torchvision.transforms import Compose, RandomHorizontalFlip, RandomResizedCrop, ToTensor
 
-from fastload import FastLoader, _core
-from fastload.device.decode_policy import DecodePolicy
-from fastload.engines import decode_pipeline, loader_state, python_samples
-from fastload.engines.decode_pipeline import DecodePipeline
+from fastload import FastLoader, _core, loader_state
+from fastload.device.decode.policy import DecodePolicy
+from fastload.native import pipeline as decode_pipeline
+from fastload.native.pipeline import DecodePipeline
+from fastload.python_samples.odd_samples import OddSamples
 
 SIDE = 16
 IMAGES = 24
@@ -265,12 +266,12 @@ def test_a_batch_issued_early_and_then_dropped_is_not_confirmed(device, dataset,
 
 @pytest.mark.parametrize("workers", [1, 2])
 def test_draws_of_a_batch_issued_early_are_made_again_if_those_before_it_change(device, dataset, monkeypatch, workers):
-    sample = python_samples.PythonSamples.sample
+    sample = DecodePipeline._in_python
 
-    def draws_otherwise(self: Any, batch: Any, number: int, before: bytes, wake: Any) -> Any:
-        return sample(self, batch, number, before, wake)[0], _core.Generator(batch.number).get_state()
+    def draws_otherwise(self: Any, batch: Any, number: int, before: bytes) -> Any:
+        return sample(self, batch, number, before)[0], _core.Generator(batch.number).get_state()
 
-    monkeypatch.setattr(python_samples.PythonSamples, "sample", draws_otherwise)
+    monkeypatch.setattr(DecodePipeline, "_in_python", draws_otherwise)
     made = []
     for is_early in (False, True):
         with monkeypatch.context() as changed:
@@ -300,7 +301,7 @@ def test_a_batchs_memory_is_free_once_the_loop_has_dropped_it(device, dataset, m
     on_device: list[weakref.ref[torch.Tensor]] = []
     start_copy = simulated.SimulatedTransfer.start
     monkeypatch.setattr(simulated.SimulatedTransfer, "start", start)
-    monkeypatch.setattr(python_samples, "drawn", lambda *_: None)  # so that batches issued early are started again
+    monkeypatch.setattr(OddSamples, "drawn", lambda *_: None)  # so that batches issued early are started again
     use(monkeypatch, Decoder(lambda staged: [1] if staged % 3 == 1 else []))
     early = issue_early(monkeypatch)
     iterator = iter(FastLoader(dataset, batch_size=2, num_workers=1, **device))

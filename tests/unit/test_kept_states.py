@@ -7,8 +7,8 @@ import pickle
 
 import pytest
 
-from fastload.stats import kept_states
-from fastload.stats.kept_states import KeptState, KeptStates
+from fastload.memory import kept_states
+from fastload.memory.kept_states import KeptState, KeptStates
 
 
 def test_the_latest_states_of_each_worker_are_found():

@@ -10,9 +10,9 @@ import pytest
 
 from fastload.commands import cli, kernels
 from fastload.commands.kernels import read_ceilings
-from fastload.profiling import ncu as tables
-from fastload.profiling import roofline
-from fastload.profiling.roofline import TENSOR, Ceilings, classify, shares
+from fastload.profiling.analysis import ncu as tables
+from fastload.profiling.analysis import roofline
+from fastload.profiling.analysis.roofline import TENSOR, Ceilings, classify, shares
 
 DATA = Path(__file__).parent.parent / "data"
 

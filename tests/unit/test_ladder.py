@@ -1,63 +1,49 @@
 from __future__ import annotations
 
-import argparse
-import io
 import itertools
 import json
 import multiprocessing
 import re
+import shutil
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, ClassVar
 
+import optional
 import pytest
 import torch
 from torch.utils.data import DataLoader
 
-pytest.importorskip("skimage")
-pytest.importorskip("matplotlib")
-pytest.importorskip("rich")
-
-from matplotlib.figure import Figure
-
 from fastload import FastLoader
 from fastload.bench import _data, _rungs, ladder
-from fastload.bench._chart import draw
+from fastload.bench._charts import draw_ladder
 from fastload.bench._data import EndlessDraws
 from fastload.bench._rungs import (
     PREFETCH_FACTOR,
     WARM_STEPS,
-    Length,
     Rung,
-    RungResult,
     StepFeed,
     measure,
     rungs,
-    window_steps,
+    summary,
     worker_counts,
 )
-from fastload.bench._steps import TrainingStep, run_steps
+from fastload.bench._steps import TrainingStep, run_steps, whole_bursts
 from fastload.bench._trace import GpuActivity
 from fastload.bench.ladder import Ladder, climb
 from fastload.bench.photos import PhotoSet, write_photos
 from fastload.commands import cli
 from fastload.measurement.clock import HostClock
 
+optional.needed("skimage", "matplotlib", "rich")
+pytestmark = pytest.mark.usefixtures("fonts_are_open")
+
 CPU = torch.device("cpu")
-TINY = Length(steps=2, repeats=2)
 
 
 @pytest.fixture(scope="module")
 def photos(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write_photos(tmp_path_factory.mktemp("data") / "photos", PhotoSet(count=16, classes=2, edge_px=64)).path
-
-
-@pytest.fixture(scope="module", autouse=True)
-def fonts_are_open() -> None:
-    """Matplotlib keeps the fonts that it has used open for the life of the process."""
-    figure = Figure()
-    figure.text(0, 0, "x ×·")
-    figure.savefig(io.BytesIO())
 
 
 class Timeline:
@@ -116,15 +102,15 @@ def test_measure_divides_the_time_into_waiting_copying_and_training() -> None:
     turns = []
     for wait_s in (0.003, 0.013):
         feed.wait_s = wait_s
-        turns.append(measure(rung, feed, train, clock, 50, Length(steps=4)))  # type: ignore[arg-type]
-    result = RungResult.of(rung, turns, trained=True)
-    assert result.ms_per_step.values == pytest.approx((10, 20))
-    assert result.images_per_s.values == pytest.approx((5000, 2500))
-    assert result.wait_share == pytest.approx(16 / 30)
-    assert result.copy_share == pytest.approx(2 / 30)
-    assert result.gpu is None
-    alone = RungResult.of(rung, turns, trained=False)
-    assert (alone.wait_share, alone.copy_share) == (None, None)
+        turns.append(measure(rung, feed, train, clock, 50, 4))  # type: ignore[arg-type]
+    result = summary(rung, turns, trained=True)
+    assert result["ms_per_step"]["values"] == pytest.approx((10, 20))
+    assert result["images_per_s"]["values"] == pytest.approx((5000, 2500))
+    assert result["wait_share"] == pytest.approx(16 / 30)
+    assert result["copy_share"] == pytest.approx(2 / 30)
+    assert result["gpu_busy_share"] is None
+    alone = summary(rung, turns, trained=False)
+    assert (alone["wait_share"], alone["copy_share"]) == (None, None)
 
 
 def test_measure_leaves_the_warm_up_out() -> None:
@@ -138,8 +124,8 @@ def test_measure_leaves_the_warm_up_out() -> None:
         clock.now += 1.0 if calls <= WARM_STEPS else 0.01
 
     rung = Rung(number=1, name="x", workers=1)
-    turn = measure(rung, feed, train, clock, 1, Length(steps=3))  # type: ignore[arg-type]
-    assert turn.seconds == pytest.approx(0.03)
+    turn = measure(rung, feed, train, clock, 1, 3)  # type: ignore[arg-type]
+    assert turn.times.seconds == pytest.approx(0.03)
 
 
 def test_what_is_traced_is_warmed_up_again_and_as_long_as_a_turn() -> None:
@@ -148,22 +134,22 @@ def test_what_is_traced_is_warmed_up_again_and_as_long_as_a_turn() -> None:
     feed = ScriptedFeed(clock, wait_s=1, copy_s=0)
     asked = []
 
-    def trace(warm_up: Any, advance: Any, steps: int) -> GpuActivity:
+    def trace(warm_up: Any, advance: Any) -> GpuActivity:
         asked.append(feed.asked)
         warm_up()
         asked.append(feed.asked)
-        advance(steps)
+        advance()
         asked.append(feed.asked)
         return GpuActivity(0.5, 10, 1.0)
 
     rung = Rung(number=1, name="x", workers=2)
-    turn = measure(rung, feed, None, clock, 1, Length(steps=3), trace)  # type: ignore[arg-type]
+    turn = measure(rung, feed, None, clock, 1, 3, trace)  # type: ignore[arg-type]
     warm = 4 + WARM_STEPS
     assert asked == [warm + 4, 2 * warm + 4, 2 * warm + 8]
     assert turn.gpu == GpuActivity(0.5, 10, 1.0)
-    assert turn.seconds == 4
-    plain = measure(rung, feed, None, clock, 1, Length(steps=4))  # type: ignore[arg-type]
-    assert RungResult.of(rung, [plain, turn], trained=False).gpu == turn.gpu
+    assert turn.times.seconds == 4
+    plain = measure(rung, feed, None, clock, 1, 4)  # type: ignore[arg-type]
+    assert summary(rung, [plain, turn], trained=False)["gpu_busy_share"] == 0.5
 
 
 def test_a_loader_that_is_nearly_quick_enough_is_measured_without_what_it_had_ready() -> None:
@@ -194,16 +180,15 @@ def test_a_loader_that_is_nearly_quick_enough_is_measured_without_what_it_had_re
     def train(images: Any, labels: Any) -> None:
         clock.now += 0.010
 
-    turn = measure(rung, feed, train, clock, 1, Length(steps=28))
-    assert turn.seconds / turn.steps == pytest.approx(0.012, rel=0.01)
+    turn = measure(rung, feed, train, clock, 1, 28)
+    assert turn.times.seconds / turn.steps == pytest.approx(0.012, rel=0.01)
 
 
 def test_turns_hold_whole_bursts() -> None:
-    for workers in range(33):
-        rung = Rung(number=1, name="x", workers=workers)
-        steps = window_steps(rung, Length(steps=30))
-        assert 30 <= steps < 30 + max(1, workers)
-        assert steps % max(1, workers) == 0
+    for workers in range(1, 33):
+        steps = whole_bursts(30, workers)
+        assert 30 <= steps < 30 + workers
+        assert steps % workers == 0
 
 
 def test_slots_are_there_before_the_clock_starts(photos: Path) -> None:
@@ -324,18 +309,18 @@ def test_whole_climb_without_cuda(photos: Path, tmp_path: Path, monkeypatch: pyt
     TinyStep.seen = []
     told: list[tuple[int, bool]] = []
 
-    def on_result(rung: Rung, result: Any) -> None:
-        told.append((rung.number, result is not None))
+    def on_rung(rung: dict[str, Any]) -> None:
+        told.append((rung["number"], "images_per_s" in rung))
         assert multiprocessing.active_children() == []  # no rung's workers take cores from another rung
 
     kept: list[tuple[int, bool]] = []
-    climbing = Ladder(data=photos, batch_size=2, length=TINY, cores=2, device=CPU, train=True)
-    record = climb(climbing, on_result, lambda so_far: kept.append((len(so_far["rungs"]), so_far["complete"])))
+    climbing = Ladder(data=photos, batch_size=2, steps=2, repeats=2, cores=2, device=CPU, train=True)
+    record = climb(climbing, on_rung, lambda so_far: kept.append((len(so_far["rungs"]), so_far["complete"])))
     assert kept == [(min(count, 9), False) for count in range(1, 19)]
     assert record["complete"] is True
     numbers = (*range(1, 9), 0)
     assert told == [(number, done) for number in numbers for done in (False, True)] + [(n, True) for n in numbers]
-    steps = [WARM_STEPS + window_steps(rung, TINY) for rung in rungs(2)]
+    steps = [WARM_STEPS + whole_bursts(2, max(1, rung.workers)) for rung in rungs(2)]
     once = [(False, False)] * sum(steps[:2]) + [(True, True)] * sum(steps[2:])
     assert TinyStep.seen == 2 * once
     assert {len(rung["images_per_s"]["values"]) for rung in record["rungs"]} == {2}
@@ -345,14 +330,12 @@ def test_whole_climb_without_cuda(photos: Path, tmp_path: Path, monkeypatch: pyt
         assert rung["gpu_busy_share"] is None
     assert record["skipped"] == []
     json.dumps(record, allow_nan=False)
-    draw(record, tmp_path / "ladder.png")
+    draw_ladder(record, tmp_path / "ladder.png")
     assert (tmp_path / "ladder.png").read_bytes().startswith(b"\x89PNG")
 
 
 def test_without_a_gpu_only_worker_counts_are_measured_and_the_rest_is_named(photos: Path, tmp_path: Path) -> None:
-    record = climb(
-        Ladder(data=photos, batch_size=2, length=TINY, cores=2, device=CPU, train=False), lambda rung, result: None
-    )
+    record = climb(Ladder(data=photos, batch_size=2, steps=2, repeats=2, cores=2, device=CPU, train=False), id)
     assert [rung["name"] for rung in record["rungs"]] == ["few workers", "more workers", "native engine"]
     assert [(skip["name"], skip["reason"]) for skip in record["skipped"]] == [
         ("channels_last", "needs a GPU"),
@@ -363,7 +346,7 @@ def test_without_a_gpu_only_worker_counts_are_measured_and_the_rest_is_named(pho
         ("ceiling", "needs a GPU"),
     ]
     assert {rung["wait_share"] for rung in record["rungs"]} == {None}
-    draw(record, tmp_path / "ladder.svg")
+    draw_ladder(record, tmp_path / "ladder.svg")
     shown = re.findall(r"<!-- +(.+?) -->", (tmp_path / "ladder.svg").read_text())
     assert shown.count("needs a GPU") == 5
     rates = [f"{rung['images_per_s']['median']:,.0f}" for rung in record["rungs"]]
@@ -372,33 +355,46 @@ def test_without_a_gpu_only_worker_counts_are_measured_and_the_rest_is_named(pho
 
 
 @pytest.mark.slow
+@pytest.mark.slow
 def test_command_writes_figures_and_chart(
     photos: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    parser = argparse.ArgumentParser()
-    cli.BENCH["ladder"].add_arguments(parser)
-    line = [
-        "--quick",
-        "--data",
-        str(photos),
-        "--json",
-        str(tmp_path / "a" / "l.json"),
-        "--plot",
-        str(tmp_path / "l.png"),
-    ]
-    assert ladder.main(parser.parse_args(line)) == 0
-    record = json.loads((tmp_path / "a" / "l.json").read_text())
+    kept, chart = tmp_path / "a" / "l.json", tmp_path / "l.png"
+    assert run("--quick", "--data", photos, "--json", kept, "--plot", chart) == 0
+    record = json.loads(kept.read_text())
     assert record["benchmark"] == "ladder"
     assert record["dataset"]["images"] == 16
-    assert (tmp_path / "l.png").stat().st_size > 10_000
+    assert chart.stat().st_size > 10_000
+
+
+def run(*given: object) -> int:
+    return cli.main(["bench", "ladder", *map(str, given)])
+
+
+def test_wrong_arguments_are_refused_with_a_remedy(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(_data, "shared_memory_bytes", lambda: (64_000_000, 60_000_000))
     for argument, message in (
         (["--batch-size", "256"], "0.1 GB are free; give the container more"),
         (["--model", "resnet5"], "try resnet50"),
-        (["--data", str(tmp_path / "none")], "--data must be a folder"),
+        (["--data", tmp_path / "none"], "--data must be a folder"),
     ):
-        assert ladder.main(parser.parse_args(argument)) == 2
+        assert run(*argument) == 2
         assert message in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("content", [b"nothing", b"", None])
+def test_an_image_that_cannot_be_read_ends_the_climb_with_its_name(
+    photos: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], content: bytes | None
+) -> None:
+    folder = Path(shutil.copytree(photos, tmp_path / "images"))
+    broken = sorted(folder.glob("*/*.jpg"))[3]
+    broken.write_bytes(broken.read_bytes()[:-200] if content is None else content)
+    assert run("--quick", "--data", folder, "--batch-size", 4, "--repeats", 1) == 2
+    said = capsys.readouterr().err
+    assert f"fastload bench ladder: error: --data must hold images that Pillow reads, but {broken} is none: " in said
+    assert "Traceback" not in said
 
 
 def test_without_a_gpu_it_says_that_it_is_skipped(
@@ -406,9 +402,7 @@ def test_without_a_gpu_it_says_that_it_is_skipped(
 ) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     monkeypatch.setattr(ladder, "show", lambda *_: pytest.fail("nothing is measured"))
-    parser = argparse.ArgumentParser()
-    cli.BENCH["ladder"].add_arguments(parser)
-    assert ladder.main(parser.parse_args([])) == 0
+    assert run() == 0
     assert "bench ladder: skipped, torch finds no CUDA device here" in " ".join(capsys.readouterr().out.split())
 
 
@@ -425,7 +419,7 @@ def test_training_step_trains_in_the_asked_for_memory_format() -> None:
     step = TrainingStep("squeezenet1_1", CPU, channels_last=True)
     weights = {name: weight.detach().clone() for name, weight in step._model.named_parameters()}
     images, labels = torch.randn(2, 3, 64, 64), torch.tensor([0, 1])
-    marks = run_steps(iter([(images, labels)]), lambda *batch: batch, step, HostClock(), 1)  # type: ignore[arg-type]
+    marks = run_steps(iter([(images, labels)]), step, HostClock(), 1)
     assert len(marks) == 1
     assert any(not torch.equal(weights[name], weight) for name, weight in step._model.named_parameters())
     convolutions = [module for module in step._model.modules() if isinstance(module, torch.nn.Conv2d)]

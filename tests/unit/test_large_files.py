@@ -5,8 +5,10 @@ from __future__ import annotations
 import io
 import json
 import os
+import struct
 import subprocess
 import sys
+import zlib
 from collections.abc import Callable
 from pathlib import Path
 
@@ -16,6 +18,7 @@ import pytest
 from jpeg_writer import FACTORS, segment, write_jpeg
 from numpy.typing import NDArray
 from PIL import Image
+from png_writer import SIGNATURE, chunk, header, riff
 
 from fastload import _core
 from fastload.vision import DecodeError, decode, decode_batch, jpeg_info
@@ -100,7 +103,7 @@ def test_large_file_that_is_cut_off_is_truncated(name: str, tmp_path: Path) -> N
             assert caught.value.status == "truncated"
 
 
-def sparse(path: Path, start: bytes, size: int = 10**9) -> Path:
+def sparse(path: Path, start: bytes, size: int = 1 << 32) -> Path:
     path.write_bytes(start)
     os.truncate(path, size)
     return path
@@ -115,9 +118,10 @@ spec.loader.exec_module(core)
 def decode(paths):
     geometry = np.zeros((len(paths), 12), np.int32)
     geometry[:, 4:6] = 8
-    job = pool.submit(paths, np.zeros((len(paths), 8, 8, 3), np.uint8), geometry=geometry)
+    job = pool.submit(paths, np.zeros((len(paths), 8, 8, 3), np.uint8), geometry=geometry, max_pixels=10**8)
     job.wait()
     return [core.status_names()[code] for code in job.statuses()]
+core.set_trusted_formats(2 ** len(core.format_names()) - 1)
 pool = core.Pool(4)
 decode(sys.argv[2:3] * 40)
 before, begun = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss, time.monotonic()
@@ -138,8 +142,25 @@ def test_gigabyte_files_take_no_gigabytes(tmp_path: Path) -> None:
         "zeros.jpg": (small[: scan + 500], "corrupt"),
         "sound.jpg": (small, "ok"),
         "cmyk.jpg": (write_jpeg(9, 9, ((1, 1),) * 4), "cmyk"),
+        "claim.jpg": (small[: frame + 5] + struct.pack(">HH", 60_000, 60_000) + small[frame + 9 :], "bomb"),
     }
-    paths = [sparse(tmp_path / name, start) for name, (start, _) in kinds.items()]
+    rows = zlib.compress(bytes(48 * 193))
+    pngs = {"sound": chunk(b"IDAT", rows) + chunk(b"IEND")}
+    pngs |= {name: struct.pack(">I", 0x7FFFFFFF) + name.encode() + rows for name in ("IDAT", "tEXt", "prVt")}
+    for name, chunks in pngs.items():
+        kinds[f"{name}.png"] = SIGNATURE + header(64, 48) + chunks, "ok" if name == "sound" else "corrupt"
+    kinds["claim.png"] = SIGNATURE + header(60_000, 60_000) + pngs["IDAT"], "bomb"
+    if "WebP" in _core.codec_versions():
+        file = io.BytesIO()
+        Image.new("RGB", (64, 48)).save(file, "WEBP", lossless=True)
+        webp, claim = file.getvalue(), struct.pack("<I", 0xFFFFFFF)
+        kinds["sound.webp"] = webp, "corrupt"  # its end is not where it says
+        kinds["size.webp"] = webp[:4] + struct.pack("<I", (1 << 32) - 8) + webp[8:], "corrupt"
+        kinds["claim.webp"] = riff((b"VP8L", webp[20:21] + claim + webp[25:])), "bomb"
+    paths = [
+        sparse(tmp_path / name, start, len(start) if name == "claim.webp" else 1 << 32)
+        for name, (start, _) in kinds.items()
+    ]
     (tmp_path / "small.jpg").write_bytes(small)
     command = [sys.executable, "-c", SCRIPT, _core.__file__, tmp_path / "small.jpg", *paths * 4]
     out = subprocess.run(command, capture_output=True, text=True, check=True, timeout=100).stdout

@@ -8,10 +8,11 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
+from torch.overrides import TorchFunctionMode
 from torchvision.transforms import _functional_tensor, functional, v2
 
 from fastload import _core
-from fastload.engines import lazy_blur
+from fastload.lazy import blur as lazy_blur
 
 SIZES = [(1, 1), (3, 5), (8, 8), (23, 24), (31, 200), (224, 224)]  # height and width
 KERNELS = [(1, 1), (3, 3), (9, 9), (23, 23), (5, 31), (31, 1)]  # width and height
@@ -136,6 +137,17 @@ def test_torchs_newer_settings_of_precision_are_no_error(replaced, counted, monk
         theirs = v2.functional.gaussian_blur if "v2" in module else functional.gaussian_blur
         assert function(image, (3, 3), [1.0, 1.0]) == theirs(image, (3, 3), [1.0, 1.0])
     assert len(counted) >= 2
+
+
+def test_a_mode_leaves_it_to_torch(replaced, counted):
+    class Mode(TorchFunctionMode):
+        def __torch_function__(self, function, types, args=(), kwargs=None):
+            return function(*args, **(kwargs or {}))
+
+    with Mode():
+        for function in replaced.values():
+            function(Image.fromarray(noise(20, 30)), (3, 3), [1.0, 1.0])
+    assert counted == []
 
 
 def test_another_default_device_leaves_it_to_torch(replaced, counted):

@@ -7,6 +7,8 @@ import io
 import pickle
 import random
 import re
+import struct
+from collections import Counter
 from dataclasses import replace
 
 import numpy as np
@@ -16,15 +18,18 @@ import torchvision.transforms as v1
 from children import exit_code, forked
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from jpeg_writer import FACTORS, write_jpeg
+from jpeg_writer import FACTORS, segment, write_jpeg
 from photos import jpeg
 from PIL import Image, ImageEnhance, ImageFile, ImageFilter, ImageOps
 from PIL.JpegImagePlugin import JpegImageFile
 from torchvision.transforms import functional, v2
+from torture import mutations
 
-from fastload.engines import lazy_functions, lazy_images
-from fastload.engines.pending_pixels import Pending
-from fastload.pipeline import calibration, step_calibration
+from fastload.lazy import functions as lazy_functions
+from fastload.lazy import images as lazy_images
+from fastload.lazy.pixels import Pending
+from fastload.pipeline.installed import decodes as calibration
+from fastload.pipeline.installed import steps as step_calibration
 
 FILES = {
     "4:2:0": jpeg(1, 90, 121, subsampling=2),
@@ -157,6 +162,17 @@ class OwnEnhancer(ImageEnhance.Color):
         return Image.blend(self.degenerate, super().enhance(factor), 0.5)
 
 
+def enhanced(change, kind=ImageEnhance.Contrast):
+    """A function that changes an image or its enhancer before it uses this."""
+
+    def function(image):
+        enhancer = kind(image)
+        other = change(image, enhancer)
+        return [value_of((other or enhancer).enhance(factor)) for factor in (0.4, 1.0)]
+
+    return function
+
+
 SKEWED = [[1, 1], [8, 0], [9, 9], [0, 8]]
 FUNCTIONS = {
     "brightness": lambda image: functional.adjust_brightness(image, 1.7),
@@ -166,7 +182,7 @@ FUNCTIONS = {
     "hue": lambda image: functional.adjust_hue(image, -0.21),
     "hue out of range": lambda image: functional.adjust_hue(image, 0.7),
     "factor of another type": lambda image: functional.adjust_brightness(image, np.float32(0.3)),
-    "factor missing": lambda image: functional._functional_pil.adjust_brightness(image),
+    "factor missing": lambda image: functional.F_pil.adjust_brightness(image),
     "grayscale": lambda image: functional.to_grayscale(image, 3),
     "one channel": lambda image: functional.to_grayscale(image, 1),
     "invert": functional.invert,
@@ -197,6 +213,24 @@ FUNCTIONS = {
     "factor of nan": lambda image: ImageEnhance.Brightness(image).enhance(float("nan")),
     "factor of text": lambda image: ImageEnhance.Brightness(image).enhance("1"),
     "negative factor": lambda image: ImageEnhance.Contrast(image).enhance(-0.7),
+    "changed before it is enhanced": enhanced(lambda image, _: image.paste((9, 8, 7), (0, 0, 30, 20))),
+    "changed before it is sharpened": enhanced(
+        lambda image, _: image.putpixel((5, 5), (9, 8, 7)), ImageEnhance.Sharpness
+    ),
+    "drawn before it is brightened": enhanced(lambda image, _: image.paste(9, (1, 1, 9, 9)), ImageEnhance.Brightness),
+    "used before it is enhanced": enhanced(lambda image, _: image.getpixel((3, 4)) and None, ImageEnhance.Color),
+    "another image": enhanced(lambda image, e: setattr(e, "image", ImageOps.invert(image))),
+    "an image of another size": enhanced(lambda image, e: setattr(e, "image", image.crop((1, 2, 9, 9)))),
+    "no image": enhanced(lambda image, e: setattr(e, "image", None)),
+    "another degenerate": enhanced(lambda image, e: setattr(e, "degenerate", ImageOps.invert(image))),
+    "another info": enhanced(lambda image, _: image.info.update(own=2), ImageEnhance.Color),
+    "enhancer used again": enhanced(lambda image, e: (e.degenerate, e.__init__(ImageOps.invert(image)))[1]),
+    "pickled enhancer": enhanced(lambda image, e: pickle.loads(pickle.dumps(e))),
+    "copied enhancer": enhanced(lambda image, e: (copy.copy(e), image.paste(9, (0, 0, 30, 20)))[0]),
+    "by keyword": lambda image: [
+        ImageOps.invert(image=image),
+        functional.F_pil.adjust_hue(img=image, hue_factor=0.1),
+    ],
     "own enhancer": lambda image: OwnEnhancer(image).enhance(0.4),
     "Pillow's solarize": lambda image: [ImageOps.solarize(image), ImageOps.solarize(image, threshold=40)],
     "Pillow's equalize": lambda image: ImageOps.equalize(image, mask=None),
@@ -250,6 +284,16 @@ def test_functions_are_put_back():
     assert not hasattr(ImageEnhance._Enhance, "__getattr__")
 
 
+def test_enhancers_outlive_laziness():
+    def enhance(image):
+        enhancer = ImageEnhance.Contrast(image := image.convert("RGB"))
+        lazy_images.uninstall()
+        image.paste((9, 8, 7), (0, 0, 30, 20))
+        return enhancer.enhance(0.4)
+
+    assert lazily(enhance, FILES["4:2:0"]) == outcome(enhance, FILES["4:2:0"])
+
+
 def test_steps_of_the_kernels_do_not_decode_the_image():
     def pending(image):
         image = functional.adjust_hue(image.convert("RGB"), 0.1)
@@ -292,6 +336,49 @@ def test_the_file_is_left_where_pillow_leaves_it(tmp_path):
             assert places() == expected
         finally:
             lazy_images.uninstall()
+
+
+WRONG_ARGUMENTS = {
+    "crop": [((9, 9, 3, 3),), ((1, 2, 3),), (1, 2, 3), ((1, 2, float("nan"), 9),), ("text",)],
+    "resize": [(), ((0, 5),), ((5, 6, 7),), ((5.0, 6),), ((5, 6), 77), ((5, 6), 2, (9, 9, 3, 3)), ((10**9, 10**9),)],
+    "transform": [
+        ((121, 90), 0),
+        ((121, 90), 0, (1, 2)),
+        ((121, 90), 0, (1, 0, 0, 0, 1, 0), 77),
+        ((121.0, 90), 0, (1,) * 6),
+    ],
+    "transpose": [(), (9,), ("text",), (np.arange(2),)],
+    "convert": [("no mode",), (np.array(["RGB", "L"]),), ("RGB", 1, 2, 3, 4, 5)],
+    "filter": [(), (7,), (ImageFilter.GaussianBlur("text"),)],
+    "copy": [(1,)],
+    "load": [(1,)],
+}
+
+
+def test_wrong_arguments_are_pillows_errors_and_leave_the_file_as_pillow_does():
+    def state(name, arguments):
+        file = io.BytesIO(FILES["4:2:0"])
+        image = Image.open(file)
+        with pytest.raises(Exception) as caught:  # noqa: PT011 - compared with Pillow's
+            getattr(image, name)(*arguments)
+        before = image.fp is file, len(image.tile), file.tell()
+        image.close()
+        return caught.type, str(caught.value), before, file.closed
+
+    def states():
+        return {f"{name}{each}": state(name, each) for name, all_of in WRONG_ARGUMENTS.items() for each in all_of}
+
+    expected = states()
+    assert lazy_images.install()
+    try:
+        assert states() == expected
+    finally:
+        lazy_images.uninstall()
+
+
+def test_brightness_alone_reads_no_file():
+    unread = lambda image: (ImageEnhance.Brightness(image), len(image.tile))[1]  # noqa: E731
+    assert lazily(unread, FILES["4:2:0"]) == outcome(unread, FILES["4:2:0"]) == 1
 
 
 def test_a_closed_file_is_an_error_in_pillows_words():
@@ -350,6 +437,54 @@ def test_damaged_files_give_the_same_pixels_or_errors():
             assert lazily(USES[use], bytes(data)) == outcome(USES[use], bytes(data)), data.hex()
 
 
+def with_segment(marker, payload):
+    return lambda data: data[:2] + segment(marker, payload) + data[2:]
+
+
+def of_width(width):
+    def change(data):
+        at = data.index(b"\xff\xc0") + 5
+        return data[:at] + struct.pack(">HH", 2, width) + data[at + 4 :]
+
+    return change
+
+
+@pytest.mark.parametrize(
+    ("change", "raises"),
+    [
+        (with_segment(0xCC, b""), False),
+        (with_segment(0xCC, b"\0\x10\x0f\x55\x10\xff\x1f\0"), False),
+        (with_segment(0xCC, b"\0"), True),  # half a value
+        (with_segment(0xCC, b"\0\x10\x01"), True),
+        (with_segment(0xCC, b"\x20\x10"), True),  # no such table
+        (with_segment(0xCC, b"\x0f\x01"), True),  # a lower bound above the upper one
+        (of_width(65500), False),
+        (of_width(65501), True),
+        (of_width(65535), True),
+    ],
+)
+def test_what_libjpeg_refuses_of_a_header_raises_at_once(change, raises):
+    for name in ("4:2:0", "restarts"):
+        data = change(FILES[name])
+        found = lazily(lambda image: image.convert("RGB").size, data)
+        assert found == outcome(lambda image: image.convert("RGB").size, data)
+        assert (found[0] is OSError) is raises
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_any_damage_of_a_header_raises_at_once(monkeypatch):
+    monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", 200_000)
+    rng = random.Random(3)
+    seen, states = Counter(), []
+    for _ in range(400):
+        data = mutations.mutated(rng, mutations.HEADERS)
+        found = lazily(lambda image: states.append(type(image.convert("RGB")._im) is Pending), data)
+        raised = outcome(lambda image: image.convert("RGB") and None, data)
+        assert found == raised, data.hex()
+        seen["raised" if raised else "pending" if states.pop() else "decoded"] += 1
+    assert min(seen.values()) > 30, seen
+
+
 def test_truncated_images_may_be_allowed(monkeypatch):
     monkeypatch.setattr(ImageFile, "LOAD_TRUNCATED_IMAGES", True)
     data = FILES["4:2:0"][:-200]
@@ -367,6 +502,20 @@ def test_huge_images_warn_as_often(monkeypatch):
     assert [str(each.message) for each in seen] == [str(each.message) for each in expected]
 
 
+@pytest.mark.filterwarnings("error")
+def test_slivers_are_compared_with_pillows_method(monkeypatch):
+    """Pillow 12.2 and 12.3 choose the order of their passes in Python."""
+    shrink = lambda image: image.convert("RGB").resize((20, 150), 2)  # noqa: E731
+    data = jpeg(6, 905, 9)
+    assert lazily(shrink, data, 1) == outcome(shrink, data)
+    pending = Pending(None, (0, 0, 9, 905), target=(20, 150))
+    whole = Image.open(io.BytesIO(data)).convert("RGB").im
+    monkeypatch.setattr(
+        Image.Image, "resize", lambda image, size, *_: Image.new("RGB", size, (image.height % 256, 7, 7))
+    )
+    assert (pending.by_pillow(whole) == (905 % 256, 7, 7)).all()
+
+
 def test_other_bits_than_pillows_end_it(monkeypatch):
     decode = lazy_images._core.decode
 
@@ -377,14 +526,16 @@ def test_other_bits_than_pillows_end_it(monkeypatch):
 
     monkeypatch.setattr(lazy_images._core, "decode", wrong)
     assert lazy_images.install()
-    lazy_images._pillow.comparisons = 2
+    lazy_images._pillow.comparisons = 1
     try:
+        lazy = Image.open(io.BytesIO(FILES["4:2:0"])).convert("RGB")
         with pytest.warns(RuntimeWarning, match="lazy no more"):
             made = outcome(rgb_crop, FILES["4:2:0"])
         assert Image.Image.crop is lazy_images._known.originals["crop"]
     finally:
         lazy_images.uninstall()
     assert made == outcome(rgb_crop, FILES["4:2:0"])
+    assert np.array_equal(lazy, Image.open(io.BytesIO(FILES["4:2:0"])).convert("RGB"))
 
 
 def test_for_many_crops_the_image_is_decoded_once(monkeypatch):
@@ -444,7 +595,7 @@ def test_functions_are_replaced_once():
     changes = [lambda image, *step: asked.append(step)] * 2
     try:
         for change in changes:
-            lazy_functions.install(change)
+            lazy_functions.install(change, lambda *_: None, lambda *_: False)
         ImageOps.invert(Image.new("RGB", (3, 2)))
         assert asked == [("invert", {})]
     finally:

@@ -17,8 +17,8 @@ from torchvision.datasets import ImageFolder
 from torchvision.transforms import v2
 
 from fastload import FastLoader
-from fastload.engines import parity_check
-from fastload.pipeline.reader import Refusal, read_recipe
+from fastload.check import parity_check
+from fastload.pipeline.recipe import Refusal, read_recipe
 
 root = photos_fixture(4)
 

@@ -14,7 +14,7 @@ from torch.utils.data.dataloader import _MultiProcessingDataLoaderIter, _SingleP
 
 from fastload import FastLoader
 from fastload.device.transfer import Transfer
-from fastload.engines.iterators import TorchDeviceIterator
+from fastload.iterators import TorchDeviceIterator
 from fastload.nvtx import stages
 from fastload.stats.stats import Stats
 

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 from pathlib import Path
 
@@ -8,8 +9,19 @@ import pytest
 import torch
 
 import fastload
+from benchmarks.tables import with_farthest
 from fastload.measurement import record
-from fastload.measurement.record import Spread, environment, interleave, ratio, write_json
+from fastload.measurement.record import (
+    Spread,
+    environment,
+    extent,
+    interleave,
+    ratio,
+    save,
+    write_json,
+)
+
+ROOT = Path(__file__).parents[2]
 
 
 def test_contenders_take_turns_and_nobody_is_always_first() -> None:
@@ -36,11 +48,22 @@ def test_ratio_is_taken_round_by_round() -> None:
 def test_spread_summarizes() -> None:
     spread = Spread.of([5, 1, 3])
     assert spread.median == 3
-    assert spread.relative == pytest.approx(4 / 3)
+    assert spread.plus_minus == "66.7%"
     assert spread.record() == {"median": 3, "min": 1, "max": 5, "values": [5, 1, 3]}
-    hundred = Spread.of(range(1, 101))
-    assert (hundred.percentile(99), hundred.percentile(50), hundred.percentile(100)) == (99, 50, 100)
-    assert Spread.of([7]).percentile(99) == 7
+
+
+def test_one_repeat_claims_no_spread() -> None:
+    one, three = Spread.of([1234.5]), Spread.of([3, 1, 2])
+    assert (one.plus_minus, Spread.of([0, 0]).plus_minus) == ("–", "–")
+    assert [extent(each.record(), ",.1f") for each in (one, three)] == ["one repeat", "1.0 to 3.0"]
+    assert [with_farthest(each.record(), ",.1f", " ms") for each in (one, three)] == ["1,234.5 ms", "2.0 ± 1.0 ms"]
+
+
+def test_no_table_formats_a_spread_by_itself() -> None:
+    """The functions that do know of one repeat."""
+    by_itself = re.compile(r"\[[\"']min[\"']\]:|\.relative\b|± \{(?!spread\})")
+    files = [path for name in ("fastload", "benchmarks") for path in (ROOT / name).rglob("*.py")]
+    assert [path.name for path in files if by_itself.search(path.read_text())] == ["record.py", "tables.py"]
 
 
 def test_nothing_measured_is_an_error() -> None:
@@ -87,6 +110,15 @@ def test_commit_of_a_checkout_without_history_comes_from_the_environment(
     (tmp_path / "benchmarks" / "new.py").unlink()
     (package / "__init__.py").write_text("changed = True\n")
     assert record._commit() == head + "-dirty"
+
+
+def test_a_record_is_saved_where_it_was_asked_for_and_named_once_it_is_complete(tmp_path: Path, capsys) -> None:
+    save(None, {"complete": True})
+    save(tmp_path / "a.json", {"complete": False})
+    assert json.loads((tmp_path / "a.json").read_text()) == {"complete": False}
+    assert capsys.readouterr().out == ""
+    save(tmp_path / "a.json", {"complete": True})
+    assert capsys.readouterr().out == f"figures: {tmp_path / 'a.json'}\n"
 
 
 def test_json_is_written_whole_or_not_at_all(tmp_path: Path) -> None:

@@ -19,8 +19,8 @@ spec.loader.exec_module(mutants)
 
 FILES = {
     "fastload/__init__.py": "",
-    "fastload/engines/__init__.py": "",
-    "fastload/engines/sums.py": '''
+    "fastload/native/__init__.py": "",
+    "fastload/native/sums.py": '''
 from __future__ import annotations
 
 def total(a: int | None, b: int | None) -> int | None:
@@ -45,7 +45,7 @@ def pytest_collection_modifyitems(config, items):
 """,
     "tests/test_sums.py": """
 import pytest
-from fastload.engines.sums import double, total
+from fastload.native.sums import double, total
 
 def test_total():
     assert total(2, 3) == 5
@@ -126,7 +126,7 @@ def kind(n, limit=LIMIT):
 
 
 def test_the_seed_decides_what_is_drawn(tmp_path):
-    (tmp_path / "sums.py").write_text(FILES["fastload/engines/sums.py"])
+    (tmp_path / "sums.py").write_text(FILES["fastload/native/sums.py"])
     source = mutants.Source(tmp_path, "sums.py")
     assert sorted(line for line, _ in source.positions) == [6, 9, 9, 12, 12]  # no annotation
     assert mutants.sample([source], 3, seed=1) == mutants.sample([source], 3, seed=1)

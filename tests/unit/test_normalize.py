@@ -210,7 +210,7 @@ def test_the_kernels_indices_give_the_same_bits(kernels_on_cpu, memory_format, c
 
 
 def test_the_kernels_source_and_launch_agree_on_the_block():
-    assert f"constexpr unsigned THREADS = {nvrtc.THREADS};" in nvrtc.SOURCE.read_text()
+    assert f"constexpr unsigned THREADS = {nvrtc.THREADS};" in nvrtc.source("normalize.cu")
 
 
 @pytest.mark.parametrize(
@@ -242,7 +242,7 @@ def test_without_cuda_core_there_is_no_kernel_and_no_warning(monkeypatch, loaded
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         assert loaded.kernel(0, 4, 3, torch.channels_last) is None
-    assert "pip install 'fastload[cuda]'" in loaded.failure(0, 4, 3)
+    assert "pip install '.[cuda]'" in loaded.failure(0, 4, 3)
 
 
 def test_a_failed_compilation_is_told_once(monkeypatch, loaded):
@@ -312,7 +312,9 @@ def test_what_a_plan_can_know_without_compiling(monkeypatch, loaded):
     device = torch.device("cuda", 0)
     monkeypatch.setattr(nvrtc, "_compile", lambda *_: pytest.fail("compiled"))
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
-    assert nvrtc.lacking(device, torch.float32, 3) == "cuda.core is not installed; pip install 'fastload[cuda]'"
+    assert nvrtc.lacking(device, torch.float32, 3) == (
+        "cuda.core is not installed; in fastload's checkout: pip install '.[cuda]'"
+    )
     assert nvrtc.lacking(torch.device("cpu"), torch.float32, 3) is None
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: name)
     assert nvrtc.lacking(device, torch.float32, 3) is None

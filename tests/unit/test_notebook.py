@@ -5,11 +5,12 @@ from __future__ import annotations
 import subprocess
 import sys
 
+import optional
 import pytest
 
-nbformat = pytest.importorskip("nbformat")
-pytest.importorskip("nbclient")
-pytest.importorskip("ipykernel")
+optional.needed("nbclient", "ipykernel")
+
+nbformat = optional.module("nbformat")
 
 # In a process of its own: nbclient leaves its event loop open.
 EXECUTE = """

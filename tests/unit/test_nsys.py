@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from fastload.profiling import nsys
-from fastload.profiling.nsys import NsightError, Recorder
+from fastload.profiling.recording import nsys
+from fastload.profiling.recording.nsys import NsightError, Recorder
 
 INSIDE_COMPUTE = "opt/nvidia/nsight-compute/2025.3.1/host"
 

@@ -11,13 +11,13 @@ from torchvision.transforms import v2
 from torchvision.transforms.v2 import functional
 
 from fastload import FastLoader, _core
-from fastload.pipeline import step_calibration
-from fastload.pipeline.eligibility import read_loader
 from fastload.pipeline.errors import Refused
-from fastload.pipeline.ops_tensor import TENSOR_OPS
-from fastload.pipeline.reader import Recipe
-from fastload.pipeline.step_calibration import REFERENCES, differing_step
+from fastload.pipeline.installed import steps as step_calibration
+from fastload.pipeline.installed.steps import REFERENCES, differing_step
+from fastload.pipeline.ops.tensor import TENSOR_OPS
+from fastload.pipeline.recipe import Recipe
 from fastload.pipeline.transforms import read_transform
+from fastload.route import read_loader
 
 FACTORS = [0.0, 1.0, 0.5, 0.3, 1.9, 10.0, 1e-9, 1 + 1e-10, 1e9]
 SIZES = [(1, 1), (1, 40), (17, 31), (32, 61), (256, 256)]

@@ -15,7 +15,7 @@ from torchvision import datasets
 from torchvision.datasets import ImageFolder
 
 from fastload import FastLoader
-from fastload.pipeline.reader import Recipe, Refusal, read_recipe
+from fastload.pipeline.recipe import Recipe, Refusal, read_recipe
 
 NATIVE = {"device": "cpu", "engine": "native"}
 OFFSET = 3
@@ -229,6 +229,57 @@ def in_a_set(self, index):
     return {image, target}
 
 
+def catches(self, index):
+    try:
+        return ImageFolder.__getitem__(self, index)
+    except:  # noqa: E722
+        return ImageFolder.__getitem__(self, 0)
+
+
+def at_last(self, index):
+    try:
+        path, target = self.samples[index]
+    finally:
+        image = self.transform(self.loader(path))
+    return image, target
+
+
+def repeats_in_a_loop(self, index):
+    image, target = ImageFolder.__getitem__(self, index)
+    for name in self.classes:
+        image = [image, name]
+    return image, target
+
+
+def is_in_a_slice(self, index):
+    image, target = ImageFolder.__getitem__(self, index)
+    return (image, target, image)[target:]
+
+
+def is_chosen(self, index):
+    return ImageFolder.__getitem__(self, index)[self.targets[index] // 2]
+
+
+def is_chosen_of_a_variable(self, index):
+    sample = ImageFolder.__getitem__(self, index)
+    return sample[self.targets[index] // 2]
+
+
+def is_chosen_by_its_key(self, index):
+    image, target = ImageFolder.__getitem__(self, index)
+    return {0: image, 1: target}.get(target // 2)
+
+
+def is_the_least(self, index):
+    image, target = ImageFolder.__getitem__(self, index)
+    return min((target, image), (1, target))
+
+
+def renames_a_file(self, index):
+    image, _ = ImageFolder.__getitem__(self, index)
+    return image, Path(self.samples[index][0]).replace(self.root)
+
+
 OTHERS = {
     draws: "uses random",
     draws_by_torch: "uses the attribute rand",
@@ -251,6 +302,15 @@ OTHERS = {
     calls: "uses the attribute helper",
     generates: "changes or imports",
     in_a_set: "return it once",
+    catches: "handles exceptions",
+    at_last: "handles exceptions",
+    repeats_in_a_loop: "may repeat or choose",
+    is_in_a_slice: "may repeat or choose",
+    is_chosen: "may repeat or choose",
+    is_chosen_of_a_variable: "may repeat or choose",
+    is_chosen_by_its_key: "uses the attribute get",
+    is_the_least: "uses min",
+    renames_a_file: "uses the attribute replace",
 }
 
 
@@ -260,7 +320,7 @@ def test_a_method_that_may_do_more_is_refused(root, method):
     read = read_recipe(kind(root, train_v1()))
     assert isinstance(read, Refusal)
     assert OTHERS[method] in read.reasons[0]
-    if method is transformed_again:  # raises in torch's workers, too
+    if method in (transformed_again, renames_a_file):  # raises in torch's workers, too
         return
     assert_same(*both(lambda: kind(root, train_v1()), FastLoader, {"device": "cpu"}, batch_size=13, num_workers=1))
 
@@ -286,6 +346,83 @@ def test_a_property_or_an_object_of_ones_own_is_refused(root):
     held.table = [torch.nn.Identity()] * 13
     for dataset in (Own(root, train_v1()), held):
         assert "uses the attribute" in read_recipe(dataset).reasons[0]
+
+
+class Drawing:
+    def get(self):
+        return torch.rand(1)
+
+
+def deep(entry):
+    for _ in range(9):
+        entry = [entry]
+    return entry
+
+
+HELD = {
+    "a list": lambda odd: [7] * 75 + [odd],
+    "a long list": lambda odd: [7] * 3000 + [odd],
+    "pairs": lambda odd: [("a", 1)] * 5 + [("a", odd)],
+    "a dict": lambda odd: {"a": 1, "b": odd},
+    "keys": lambda odd: {1: 1, odd: 2},
+    "an array": lambda odd: np.array([1, odd], dtype=object),
+    "fields": lambda odd: np.array([(1, odd)], dtype=[("a", int), ("b", object)]),
+    "a list in itself": lambda odd: deep(odd),
+    "no end": lambda odd: endless(),
+}
+
+
+def endless():
+    found = []
+    found.append(found)
+    return found
+
+
+@pytest.mark.parametrize("name", HELD)
+def test_all_that_is_held_must_be_data(root, name):
+    class Held(ImageFolder):
+        def __getitem__(self, index):
+            return (*super().__getitem__(index), self.table)
+
+    dataset = Held(root, train_v1())
+    if name != "no end":
+        dataset.table = HELD[name](8)
+        assert isinstance(read_recipe(dataset), Recipe) == (name not in ("an array", "fields", "a list in itself"))
+    dataset.table = HELD[name](Drawing())
+    assert "uses the attribute table" in read_recipe(dataset).reasons[0]
+    assert "uses the attribute table" in read_recipe(dataset).reasons[0]
+
+
+def test_a_long_list_that_has_grown_is_judged_again(root):
+    class Held(ImageFolder):
+        def __getitem__(self, index):
+            return (*super().__getitem__(index), self.table[index])
+
+    dataset = Held(root, train_v1())
+    dataset.table = [1] * 2000
+    assert isinstance(read_recipe(dataset), Recipe)
+    dataset.table.append(Drawing())
+    assert "uses the attribute table" in read_recipe(dataset).reasons[0]
+    dataset.table = [1] * 1999 + [Drawing()]
+    assert "uses the attribute table" in read_recipe(dataset).reasons[0]
+
+
+@pytest.mark.parametrize(
+    ("holder", "name", "value"),
+    [
+        (os.path, "basename", lambda path: torch.rand(1)),
+        (os.path, "join", lambda *parts: ""),
+        (os, "fspath", lambda path: path),
+        (Path, "stem", property(lambda path: torch.rand(1))),
+        (torch, "tensor", lambda data: torch.rand(1)),
+        (torch.Tensor, "long", lambda tensor: tensor),
+    ],
+)
+def test_functions_that_a_method_names_must_be_the_librarys(root, monkeypatch, holder, name, value):
+    dataset = Dicts(root, train_v1())
+    assert isinstance(read_recipe(dataset), Recipe)
+    monkeypatch.setattr(holder, name, value)
+    assert "was patched" in read_recipe(dataset).reasons[0]
 
 
 def test_a_target_transform_beside_it_is_refused(root):

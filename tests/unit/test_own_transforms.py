@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import linecache
 import random
+import textwrap
 import threading
 from random import uniform
 
@@ -16,8 +18,8 @@ from PIL import Image, ImageFilter, ImageOps
 from torchvision.datasets import ImageFolder
 
 from fastload import FastLoader, _core
-from fastload.pipeline import own_transforms
-from fastload.pipeline.reader import Recipe, Refusal, read_recipe
+from fastload.pipeline.code import own_transforms
+from fastload.pipeline.recipe import Recipe, Refusal, read_recipe
 
 NATIVE = {"device": "cpu", "engine": "native"}
 
@@ -289,6 +291,45 @@ def test_what_is_not_known_stays_python(root, make):
     assert isinstance(recipe, Refusal)
 
 
+REBINDING = (
+    "self = img",
+    "self = ImageOps.invert(img)",
+    "self, img = img, img",
+    "img = self = img",
+    "self: object = img",
+    "self += 0",
+    "for self in (img,): pass",
+    "with img as self: pass",
+    "(self := img)",
+    "img = img if (self := img) else img",
+    "del self",
+    "try: pass\nexcept OSError as self: pass",
+    "match img:\n    case self: pass",
+    "import PIL as self",
+    "def self(): pass",
+    "class self: pass",
+    "img = [img for self in (img,)][0]",
+    "img = (lambda: self)() and img",
+    "global random",
+    "def other():\n    nonlocal self\n    self = img",
+)
+
+
+@pytest.mark.parametrize("statement", REBINDING)
+def test_code_that_binds_a_name_in_another_way_is_not_known(root, statement):
+    """Here ``self.width`` is not the transform's."""
+    body = f"{statement}\nif random.random() < self.width: img = ImageOps.invert(img)\nreturn img"
+    source = f"class Own:\n    width = 0\n    def __call__(self, img):\n{textwrap.indent(body, ' ' * 8)}\n"
+    name = f"<{statement}>"
+    linecache.cache[name] = len(source), None, source.splitlines(keepends=True), name
+    space = {"random": random, "ImageOps": ImageOps}
+    exec(compile(source, name, "exec"), space)
+    step = space["Own"]()
+    step.width = 2
+    del space["Own"].width
+    assert isinstance(read_recipe(ImageFolder(root, with_step(step))), Refusal)
+
+
 def test_a_name_that_now_stands_for_something_else_is_not_known(root, monkeypatch):
     assert isinstance(read_recipe(ImageFolder(root, with_step(Solarize()))), Recipe)
     step = Solarize()
@@ -336,6 +377,24 @@ def test_the_copy_draws_from_no_generator_of_the_users(root, monkeypatch):
     before = random.getstate()
     assert isinstance(read_recipe(ImageFolder(root, with_step(Blur()))), Recipe)
     assert random.getstate() == before
+
+
+@pytest.mark.parametrize(
+    ("holder", "name"),
+    [
+        (random, "random"),
+        (random, "uniform"),
+        (ImageFilter, "GaussianBlur"),
+        (ImageOps, "invert"),
+        (Image.Image, "filter"),
+    ],
+)
+def test_functions_that_the_code_names_must_be_the_librarys(root, monkeypatch, holder, name):
+    step = Gray(Blur())
+    assert isinstance(read_recipe(ImageFolder(root, with_step(step))), Recipe)
+    original = getattr(holder, name)
+    monkeypatch.setattr(holder, name, lambda *args, **rest: original(*args, **rest))
+    assert isinstance(read_recipe(ImageFolder(root, with_step(step))), Refusal)
 
 
 def test_changed_attributes_are_read_anew(root):
@@ -499,11 +558,8 @@ def test_a_transform_that_cannot_be_copied_runs_in_torchs_workers(root, workers)
 
     assert_same(*both(dataset, FastLoader, {"device": "cpu"}, batch_size=4, num_workers=workers))
     if workers:
-        with (
-            FastLoader(dataset(), 4, num_workers=1, **NATIVE) as loader,
-            pytest.raises(TypeError, match="cannot pickle"),
-        ):
-            iter(loader)
+        with pytest.raises(ValueError, match=r"cannot be copied \(TypeError: cannot pickle"):
+            FastLoader(dataset(), 4, num_workers=1, **NATIVE)
 
 
 @pytest.mark.parametrize(

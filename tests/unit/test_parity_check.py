@@ -15,7 +15,24 @@ from PIL import Image
 from torch.utils.data import DataLoader, Subset
 
 from fastload import FastLoader
-from fastload.engines.parity_results import FallbackWarning
+from fastload._compare import same, same_bits
+from fastload.check.results import FallbackWarning
+
+
+def test_bits_are_compared_with_type_and_layout():
+    nan, zero, image = torch.tensor([float("nan")]), torch.zeros(1), torch.rand(2, 3, 4, 5)
+    last = image.to(memory_format=torch.channels_last)
+    assert same_bits(nan, nan.clone())
+    assert not same_bits(zero, -zero)
+    assert not same_bits(zero, zero.half())
+    assert not same_bits(zero, zero.view(1, 1))
+    assert same_bits(image, last)
+    assert not same(image, last)
+    assert same(last, image, any_layout=True)
+    assert not same([1, -0.0], [1, 0.0])
+    assert not same({"a": 1, "b": 2}, {"b": 2, "a": 1})
+    assert same({"a": (nan, "b")}, {"a": (nan.clone(), "b")})
+    assert not same((nan,), [nan])
 
 
 @pytest.fixture(scope="module")

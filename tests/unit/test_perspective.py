@@ -11,8 +11,8 @@ from PIL import Image
 from torchvision.transforms import functional, v2
 
 from fastload import _core
-from fastload.engines.decode_batch import answer_to
-from fastload.pipeline import step_calibration
+from fastload.pipeline.installed import steps as step_calibration
+from fastload.python_samples.dialogue import answer_to
 
 FILL = (1, 2, 3)
 

@@ -1,20 +1,21 @@
 from __future__ import annotations
 
-import argparse
 import hashlib
 import json
 from dataclasses import asdict
 from pathlib import Path
 
 import numpy as np
+import optional
 import pytest
 from PIL import Image
-
-pytest.importorskip("skimage")
 
 from fastload.bench import photos
 from fastload.bench.photos import MANIFEST, PHOTOS, PhotoSet, make_photo, write_photos
 from fastload.commands import cli
+from fastload.commands.bench import COMMANDS
+
+optional.needed("skimage")
 
 SMALL = PhotoSet(count=24, classes=4, edge_px=96)
 
@@ -141,26 +142,25 @@ def test_every_photograph_ships_with_scikit_image() -> None:
     assert all(shape[2] == 3 and min(shape[:2]) >= 300 for shape in shapes)
 
 
+def run(*given: object) -> int:
+    return cli.main(["bench", "photos", *map(str, given)])
+
+
 def test_command_needs_no_more_images_than_it_is_asked_for(tmp_path: Path) -> None:
-    parser = argparse.ArgumentParser()
-    cli.BENCH["photos"].add_arguments(parser)
-    args = parser.parse_args([str(tmp_path / "a"), "--count", "5", "--edge-px", "64"])
-    assert photos.main(args) == 0
+    assert run(tmp_path / "a", "--count", 5, "--edge-px", 64) == 0
     assert json.loads((tmp_path / "a" / MANIFEST).read_text())["classes"] == 5
 
 
 def test_command_writes_the_folder(tmp_path: Path) -> None:
-    parser = argparse.ArgumentParser()
-    cli.BENCH["photos"].add_arguments(parser)
-    usual = vars(parser.parse_args(["a"]))
+    usual = vars(COMMANDS["photos"].parse("photos", ["a"]))
     assert {**usual, "classes": 8} == {"dir": Path("a"), **asdict(PhotoSet())}
-    args = parser.parse_args([str(tmp_path / "a"), "--count", "10", "--edge-px", "64", "--classes", "2"])
-    assert photos.main(args) == 0
+    assert run(tmp_path / "a", "--count", 10, "--edge-px", 64, "--classes", 2) == 0
     assert (tmp_path / "a" / MANIFEST).exists()
     assert len(digests(tmp_path / "a")) == 10
 
 
 def test_command_refuses_a_file_in_the_place_of_a_folder(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "file").touch()
-    assert cli.main(["bench", "photos", str(tmp_path / "file")]) == 2
-    assert capsys.readouterr().err == f"error: [Errno 20] Not a directory: '{tmp_path / 'file'}'\n"
+    assert run(tmp_path / "file") == 2
+    said = f"fastload bench photos: error: [Errno 20] Not a directory: '{tmp_path / 'file'}'\n"
+    assert capsys.readouterr().err == said

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import io
 import itertools
 import json
 import re
@@ -12,20 +11,16 @@ import xml.etree.ElementTree as ET
 from pathlib import Path
 from types import SimpleNamespace
 
+import optional
 import pytest
 
-pytest.importorskip("matplotlib")
-pytest.importorskip("docutils")
-pytest.importorskip("sphinx")
+from benchmarks.charts import Bar, Panel, draw
+from fastload.profiling.pages import timeline
+from fastload.profiling.pages.palette import DARK, LIGHT, TEXT, contrast, readable_on, style
+from fastload.profiling.pages.timeline import COLOURS, Row, Timeline
 
-import docutils.utils
-from docutils import nodes
-from matplotlib.figure import Figure
-
-from benchmarks._charts import Bar, Panel, draw
-from fastload.profiling import timeline
-from fastload.profiling.palette import DARK, LIGHT, TEXT, contrast, readable_on, style
-from fastload.profiling.timeline import COLOURS, Row, Timeline
+optional.needed("matplotlib", "docutils", "sphinx")
+pytestmark = pytest.mark.usefixtures("fonts_are_open")
 
 DOCS = Path(__file__).parents[2] / "docs"
 DRAWINGS = sorted(DOCS.rglob("*.svg"))
@@ -56,7 +51,7 @@ def test_names_on_bars_of_the_timeline_are_readable():
 @pytest.mark.parametrize("path", DRAWINGS, ids=lambda path: path.name)
 def test_a_drawing_follows_light_and_dark_and_says_what_it_shows(path):
     text = path.read_text()
-    assert style() in text, "the colours are those of fastload/profiling/palette.py"
+    assert style() in text, "the colours are those of fastload/profiling/pages/palette.py"
     root = ET.fromstring(text)
     assert root.get("role") == "img"
     assert f"0 0 {root.get('width')} {root.get('height')}" == root.get("viewBox")  # else a page stretches it
@@ -68,6 +63,9 @@ def test_a_drawing_follows_light_and_dark_and_says_what_it_shows(path):
 
 @pytest.mark.skipif(not DRAWINGS, reason="tests of a checkout")
 def test_drawings_in_the_documentation_follow_its_own_switch():
+    import docutils.utils
+    from docutils import nodes
+
     conf = runpy.run_path(str(DOCS / "conf.py"))
     document = docutils.utils.new_document("page")
     document += [nodes.image(uri="batch.svg"), nodes.image(uri="ladder.png")]
@@ -91,14 +89,6 @@ def test_a_bar_is_as_long_as_its_value_and_its_line_reaches_over_the_repeats():
     low, high = re.match(r"M([\d.]+) [\d.]+ H([\d.]+)", lines[0]).groups()
     assert (float(low), float(high)) == pytest.approx((16 + 0.4 * 448, 16 + 448))
     assert [part.text for part in picture if part.tag.endswith("text")][1] == "A & B"
-
-
-@pytest.fixture(scope="module", autouse=True)
-def fonts_are_open() -> None:
-    """Matplotlib keeps the fonts that it has used open for the life of the process."""
-    figure = Figure()
-    figure.text(0, 0, "x")
-    figure.savefig(io.BytesIO())
 
 
 def threads(label, count):

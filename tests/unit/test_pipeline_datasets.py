@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import io
+import typing
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 import torchvision.transforms as v1
-from photos import assert_same, both, jpeg, photos_fixture, train_v1
+from cases import check_each
+from photos import Encoded, assert_same, both, jpeg, photos_fixture, train_v1
 from torch import nn
 from torch.utils.data import ConcatDataset, Subset
 from torchvision import datasets
@@ -15,9 +19,11 @@ from torchvision.datasets import ImageFolder, VisionDataset
 from torchvision.transforms import v2
 
 from fastload import FastLoader
-from fastload.pipeline.datasets import locate as located
-from fastload.pipeline.datasets import paths_of
-from fastload.pipeline.reader import Recipe, Refusal, read_recipe
+from fastload.pipeline.datasets.arrays import OF_ARRAYS
+from fastload.pipeline.datasets.folders import OF_FILES, ORIGINALS, paths_of
+from fastload.pipeline.datasets.folders import locate as located
+from fastload.pipeline.recipe import Recipe, Refusal, read_recipe
+from fastload.pipeline.tail import without_tail
 
 NATIVE = {"device": "cpu", "engine": "native"}
 TABLE = ("DTD", "FGVCAircraft", "Flowers102", "Food101", "Imagenette", "StanfordCars", "SUN397")
@@ -56,11 +62,12 @@ class Extended(ImageFolder):
 
 
 def stored(name, root, transform):
-    """A dataset of torchvision's with the photos of a folder, without its archive."""
+    """One of torchvision's with the photos of a folder, or with some paths."""
     dataset = object.__new__(getattr(datasets, name))
-    VisionDataset.__init__(dataset, root, transform=transform)
+    VisionDataset.__init__(dataset, "", transform=transform)
     dataset.loader = datasets.folder.default_loader
-    samples = [(path, 3 * target + 1) for path, target in ImageFolder(root).samples]
+    found = root if isinstance(root, list) else ImageFolder(root).samples
+    samples = [(path, 3 * target + 1) for path, target in found]
     if name in ("Imagenette", "StanfordCars"):
         dataset._samples = samples
     else:
@@ -202,7 +209,6 @@ def in_place(self, value):
 
 MEMBERS = {
     "targets": property(lambda self: [], in_place),
-    "_format_transform_repr": lambda self, transform, head: [],
     "__getitems__": lambda self, indices: [self[index] for index in indices],
     "__getattr__": lambda self, name: 1,
     "__getattribute__": object.__getattribute__,
@@ -223,6 +229,122 @@ def test_a_subclass_that_could_change_samples_is_refused(root, name):
         del dataset.loader
     assert f"with {name} of its own" in refusal(dataset)
     assert f"with {name} of its own" in refusal(ConcatDataset([ImageFolder(root, train_v1()), dataset]))
+
+
+def reversed_samples(dataset):
+    return lambda indices: [dataset[index] for index in reversed(indices)]
+
+
+class Answering:
+    """Asked for an attribute that it has not, it has one."""
+
+    def __getattr__(self, name):
+        if name == "__getitems__":
+            return reversed_samples(self)
+        raise AttributeError(name)
+
+
+class Empty:
+    """A descriptor that is no function."""
+
+    def __get__(self, thing, kind=None):
+        return reversed_samples(thing)
+
+
+def test_getitems_of_an_object_is_what_torchs_fetcher_asks_for(root, monkeypatch):
+    makers = {
+        "folder": lambda: ImageFolder(root, train_v1()),
+        "joined": lambda: ConcatDataset([ImageFolder(root, train_v1())]),
+        "subset": lambda: Subset(ImageFolder(root, train_v1()), range(5)),
+    }
+    for make in makers.values():
+        dataset = make()
+        assert isinstance(read_recipe(dataset), Recipe)
+        dataset.__getitems__ = reversed_samples(dataset)
+        for outer in (dataset, Subset(dataset, [1, 0]), Subset(Subset(dataset, [1, 0]), [0]), ConcatDataset([dataset])):
+            assert "__getitems__ was patched" in refusal(outer)
+            assert without_tail(outer) is None
+    for holder, value in (
+        (ImageFolder, Empty()),
+        (VisionDataset, reversed_samples(None)),
+        (typing.Generic, Empty()),
+        (ConcatDataset, Empty()),
+    ):
+        with monkeypatch.context() as patched:
+            patched.setattr(holder, "__getitems__", value, raising=False)
+            assert "__getitems__ was patched" in refusal(ConcatDataset([ImageFolder(root, train_v1())]))
+    with monkeypatch.context() as patched:
+        patched.setattr(ImageFolder, "__getattr__", Answering.__getattr__, raising=False)
+        assert "__getattr__ was patched" in refusal(makers["folder"]())
+    assert isinstance(read_recipe(joined(root)), Recipe)
+
+
+def test_getitems_of_an_object_with_encoded_counts_too():
+    class Many(Encoded):
+        def encoded_many(self, indices):
+            return [self.encoded(index) for index in indices]
+
+        def __getitems__(self, indices):
+            return [self[index] for index in indices]
+
+    class Asked(Encoded, Answering):
+        pass
+
+    class Raising(Encoded):
+        @property
+        def __getitems__(self):
+            raise OSError("gone")
+
+    assert isinstance(read_recipe(Many(train_v1())), Recipe)
+    for make in (Many, Encoded):
+        dataset = make(train_v1())
+        dataset.__getitems__ = reversed_samples(dataset)
+        assert "fetches whole batches by __getitems__" in refusal(dataset)
+    for make in (Asked, Raising):
+        assert "fetches whole batches by __getitems__" in refusal(make(train_v1()))
+
+
+def test_what_no_epoch_calls_may_change(root, monkeypatch):
+    """Programs and tests replace what reads archives and checks them."""
+
+    class Own(datasets.CIFAR10):
+        def _load_meta(self):
+            self.classes = list("abc")
+
+        def _format_transform_repr(self, transform, head):
+            return []
+
+    dataset = of_arrays(Own)
+    methods = ("__init__", "__repr__", "_load_meta", "_check_integrity", "download", "extra_repr")
+    for name in methods:
+        monkeypatch.setattr(datasets.CIFAR10, name, lambda *_: None)
+    monkeypatch.setattr(datasets.cifar, "check_integrity", lambda *_, **__: True)
+    for name in ("find_classes", "make_dataset", "is_valid_file"):
+        monkeypatch.setattr(datasets.DatasetFolder, name, lambda *_, **__: None, raising=False)
+    monkeypatch.setattr(datasets.folder, "make_dataset", lambda *_: [])
+    dataset._check_integrity = lambda: True
+    folder = ImageFolder.__new__(ImageFolder)
+    vars(folder).update(vars(stored("StanfordCars", [("a.jpg", 0)], train_v1())), samples=[("a.jpg", 0)])
+    for made in (dataset, of_arrays(datasets.CIFAR100), folder):
+        assert isinstance(read_recipe(made), Recipe)
+
+
+def of_arrays(kind):
+    dataset = object.__new__(kind)
+    VisionDataset.__init__(dataset, "", transform=v1.Compose([v1.RandomCrop(8), v1.ToTensor()]))
+    dataset.data, dataset.targets = np.zeros((5, 9, 9, 3), np.uint8), [*range(5)]
+    return dataset
+
+
+def test_what_an_epoch_calls_is_looked_at_in_each_dataset(monkeypatch):
+    def check(kind, name):
+        dataset = object.__new__(kind)
+        assert ORIGINALS.patched(dataset) is None
+        with monkeypatch.context() as patched:
+            patched.setattr(kind, name, lambda *_: 0, raising=False)
+            assert f"{name} was patched" in ORIGINALS.patched(dataset)
+
+    check_each(check, [*OF_ARRAYS, *OF_FILES], ["__getitem__", "__len__", "__getstate__", "__getitems__"])
 
 
 def test_a_base_beside_the_folder_counts(root):
@@ -306,3 +428,30 @@ def test_what_is_unusual_is_located_one_by_one(root):
     assert paths_of(stored("DTD", root, train_v1()), [0]) is None
     assert paths_of(Own(root), [0]) is None
     assert paths_of([("a", 1)], [0]) is None
+
+
+@pytest.mark.parametrize("name", ["OxfordIIITPet", "Places365", "DTD"])
+def test_what_stands_for_a_path_is_opened_as_the_dataset_does(root, name):
+    whole = v1.Compose([v1.Resize(9), v1.CenterCrop(8), v1.ToTensor()])
+    dataset = archived(name, root, whole) if name != "DTD" else stored(name, root, whole)
+    recipe = read_recipe(dataset)
+    field = {"OxfordIIITPet": "_images", "Places365": "imgs", "DTD": "_image_files"}[name]
+    for path in (io.BytesIO(jpeg(3)), None, 1.5, ("a",), bytearray(b"a"), Mask("a"), {}):
+        getattr(dataset, field)[0] = (path, 0) if name == "Places365" else path
+        found = []
+        for make in (lambda: dataset[0][0], lambda: recipe.image(recipe.locate(0)[0])):
+            try:
+                found.append(make().tolist())
+            except Exception as error:
+                found.append((type(error), str(error)))
+        assert found[0] == found[1]
+
+
+class Mask(str):
+    """A text that tells another of itself."""
+
+    def __fspath__(self):
+        return "b"
+
+    def __str__(self):
+        return "c"

@@ -20,13 +20,15 @@ from torchvision.datasets import DatasetFolder, FakeData, ImageFolder, folder
 from torchvision.transforms import v2
 
 from fastload import FastLoader
-from fastload.engines import parity_check
-from fastload.engines.parity_results import FallbackWarning
-from fastload.engines.sample_process import SampleProcess
-from fastload.pipeline import erasing, ops, reader
+from fastload.check import parity_check
+from fastload.check.results import FallbackWarning
+from fastload.pipeline import recipe as reader
 from fastload.pipeline.errors import Refused
-from fastload.pipeline.random_stream import calibrate_stream
-from fastload.pipeline.reader import Recipe, Refusal, read_recipe
+from fastload.pipeline.installed.torch_stream import calibrate_stream
+from fastload.pipeline.ops import erasing
+from fastload.pipeline.ops import table as ops
+from fastload.pipeline.recipe import Recipe, Refusal, read_recipe
+from fastload.python_samples.sample_process import SampleProcess
 
 root = photos_fixture(9)
 
@@ -59,6 +61,23 @@ def with_hue(most):
     return jitter
 
 
+def with_backward_hook():
+    crop = v1.RandomResizedCrop(8)
+    crop.register_full_backward_hook(lambda *_: None)
+    return crop
+
+
+def compiled(transform):
+    transform.compile()
+    return transform
+
+
+def changed(transform, **attributes):
+    for name, value in attributes.items():
+        setattr(transform, name, value)
+    return transform
+
+
 TO_TENSOR = v1.ToTensor()
 REFUSED = {
     "lambda": ([v1.Lambda(lambda x: x), v1.RandomResizedCrop(8), TO_TENSOR], "transform <lambda> is your own"),
@@ -85,6 +104,24 @@ REFUSED = {
     ),
     "instance": ([patched_instance(), TO_TENSOR], "get_params was patched"),
     "hook": ([with_hook(), TO_TENSOR], "RandomResizedCrop has forward hooks, which run in every sample; remove them"),
+    "backward hook": ([with_backward_hook(), TO_TENSOR], "RandomResizedCrop has forward hooks"),
+    "compiled": (
+        [v1.RandomResizedCrop(8), TO_TENSOR, compiled(v1.Normalize([0.5], [0.5]))],
+        "Normalize was compiled, which may change its results; leave out compile()",
+    ),
+    "compiled within": (
+        [v2.RandomResizedCrop(8), v2.RandomApply([compiled(v2.RandomInvert())]), TO_TENSOR],
+        "RandomInvert was compiled",
+    ),
+    "compiled sequence": ([compiled(nn.Sequential(v1.RandomResizedCrop(8))), TO_TENSOR], "Sequential was compiled"),
+    "data of the class": (
+        [changed(v2.RandomResizedCrop(8), _transformed_types=(torch.Tensor,)), TO_TENSOR],
+        "RandomResizedCrop._transformed_types was patched",
+    ),
+    "a copy of its own": (
+        [changed(v1.RandomResizedCrop(8), __deepcopy__=lambda memo: v1.CenterCrop(8)), TO_TENSOR],
+        "RandomResizedCrop.__deepcopy__ was patched",
+    ),
     "padding of tensors": ([TO_TENSOR, v1.RandomCrop(8, padding=2)], "pads a tensor"),
     "v2 padding": ([v2.RandomCrop(8, pad_if_needed=True), TO_TENSOR], "pads if needed"),
     "resize of floats": ([v2.ToImage(), v2.ToDtype(torch.float32), v2.RandomResizedCrop(8)], "would resize floats"),
@@ -153,7 +190,7 @@ REFUSED = {
 }
 
 
-@pytest.mark.parametrize("kind", ["forward", "forward_pre"])
+@pytest.mark.parametrize("kind", ["forward", "forward_pre", "full_backward", "full_backward_pre"])
 def test_global_hooks_are_refused_until_they_are_removed(root, kind):
     dataset = ImageFolder(root, train_v1())
     handle = getattr(torch.nn.modules.module, f"register_module_{kind}_hook")(lambda *_: None)
@@ -222,6 +259,7 @@ def test_a_layout_that_is_not_known_is_refused_where_code_may_see_it(root):
         (v1.Compose, "__call__"),
         (v1.Normalize, "forward"),
         (torch.nn.Module, "__call__"),
+        (torch.nn.Module, "_compiled_call_impl"),
         (folder, "pil_loader"),
     ],
 )
@@ -237,7 +275,7 @@ import torch
 import torchvision.transforms as v1
 from torchvision.datasets import ImageFolder
 {before}
-from fastload.pipeline.reader import Refusal, read_recipe
+from fastload.pipeline.recipe import Refusal, read_recipe
 dataset = ImageFolder({root!r}, v1.Compose([v1.RandomResizedCrop(8), v1.CenterCrop(8), v1.ToTensor()]))
 read = read_recipe(dataset)
 print(read.reasons if isinstance(read, Refusal) else "torchvision.transforms.v2" in sys.modules)
@@ -274,7 +312,6 @@ def test_a_patched_method_of_the_object_is_refused(root):
 @pytest.mark.parametrize(
     ("arguments", "reason"),
     [
-        ({"num_workers": 0}, "num_workers=0 and batch_size=1"),
         ({"num_workers": 1, "batch_size": None}, "batch_size=None"),
         ({"num_workers": 1, "in_order": False}, "in_order=False"),
         ({"num_workers": 1, "worker_init_fn": print, "randomness": "sample"}, "worker_init_fn print may draw"),

@@ -11,11 +11,10 @@ import native_shim
 import pytest
 
 CSRC = native_shim.CSRC
-SOURCES = [
-    *map(str, sorted(CSRC.glob("resample/*.cpp"))),
-    *map(str, sorted(CSRC.glob("jpeg/pixel_*.cpp"))),
-    *(str(CSRC / name) for name in ("jpeg/huffman.cpp", "jpeg/region_pixels.cpp", "tests/pixels.cpp")),
-]
+SOURCES = native_shim.core_files(
+    *("base/simd_level.cpp", "resample/*.cpp", "jpeg/entropy/huffman.cpp"),
+    *("jpeg/pixels/*.cpp", "jpeg/region_pixels.cpp", "tests/pixels.cpp"),
+)
 FLAGS = ["-std=c++17", "-Wall", "-Wextra", "-Werror", "-ffp-contract=off", f"-I{CSRC}"]
 
 
@@ -28,7 +27,7 @@ def run(command: list[str], **environment: str) -> str:
 @pytest.fixture(scope="module")
 def program(tmp_path_factory: pytest.TempPathFactory) -> str:
     path = str(tmp_path_factory.mktemp("pixels") / "pixels")
-    run(["g++", *FLAGS, "-O1", *SOURCES, "-ljpeg", "-o", path])
+    run(["g++", *FLAGS, "-O1", *map(str, SOURCES), "-ljpeg", "-o", path])
     return path
 
 
@@ -45,5 +44,5 @@ def test_pixels_are_those_of_libjpeg_with_any_instructions(program: str, instruc
 @pytest.mark.slow
 def test_neon_agrees_under_emulation(tmp_path: Path) -> None:
     program = str(tmp_path / "pixels")
-    run(["aarch64-linux-gnu-g++", *FLAGS, "-O2", "-static", *SOURCES, "-o", program])
+    run(["aarch64-linux-gnu-g++", *FLAGS, "-O2", "-static", *map(str, SOURCES), "-o", program])
     assert "best level neon" in run(["qemu-aarch64", program, "600"])

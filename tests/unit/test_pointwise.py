@@ -11,7 +11,7 @@ from torchvision.datasets import ImageFolder
 from torchvision.transforms import v2
 
 from fastload import FastLoader
-from fastload.pipeline.pointwise import is_pointwise
+from fastload.pipeline.code.pointwise import is_pointwise
 
 folder = photos_fixture(9)
 scale = 2.0

@@ -17,13 +17,14 @@ from jpeg_writer import FACTORS, write_jpeg
 from numpy.typing import NDArray
 from photos import assert_same, epochs_of, jpeg
 from PIL import Image
+from references import kept
 from stored import stored
 from torch.utils.data import DataLoader
 from torchvision import transforms
 
 from fastload import FastLoader, _core
-from fastload.engines.in_process import InProcessFetcher, UnsupportedError
-from fastload.engines.parity_results import FallbackWarning
+from fastload.check.results import FallbackWarning
+from fastload.native.in_next import InProcessFetcher, UnsupportedError
 
 SIDE = 24
 FILES = [write_jpeg(40 + 9 * index, 90 - 7 * index, FACTORS["4:4:4"], seed=index) for index in range(5)]
@@ -333,7 +334,7 @@ def test_batches_are_torchs_with_samples_made_in_python_between(
         return Encoded(files, transform_of(kind))
 
     ours = epochs_of(lambda: FastLoader(dataset(), device="cpu", engine="native", dtype=dtype, **arguments))
-    theirs = epochs_of(lambda: DataLoader(dataset(), **arguments))
+    theirs = kept(lambda: epochs_of(lambda: DataLoader(dataset(), **arguments)))
     for batch in theirs:
         if isinstance(batch, list) and batch[0].is_floating_point():
             batch[0] = batch[0].to(dtype or batch[0].dtype)
@@ -349,7 +350,7 @@ def test_views_are_torchs_with_samples_made_in_python_between(workers: int) -> N
         return Encoded(files, Views())
 
     ours = epochs_of(lambda: FastLoader(dataset(), device="cpu", engine="native", **arguments))
-    assert_same(ours, epochs_of(lambda: DataLoader(dataset(), **arguments)))
+    assert_same(ours, kept(lambda: epochs_of(lambda: DataLoader(dataset(), **arguments))))
 
 
 class Views:
@@ -429,7 +430,7 @@ def test_a_color_that_changes_little_between_two_batches_is_torchs() -> None:
 class Closed:
     """A job whose pool was closed while a thread was at work."""
 
-    def wait(self) -> str:
+    def wait(self, timeout_s: float) -> str:
         return "done"
 
     def cancel(self, timeout_s: float) -> bool:

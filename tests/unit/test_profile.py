@@ -13,20 +13,22 @@ from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
 
+import optional
 import pytest
 import torch
 from handmade import export, recording, span, stage, starved
-from matplotlib.figure import Figure
-from rich.console import Console
 
 import fastload
 from fastload import _machine
 from fastload.commands import cli, profile
-from fastload.profiling import timeline
-from fastload.profiling.analysis import find
-from fastload.profiling.html import render
-from fastload.profiling.nsys import NsightError
+from fastload.profiling.analysis.findings import find
+from fastload.profiling.pages import timeline
+from fastload.profiling.pages.html import render
+from fastload.profiling.recording.nsys import NsightError
 from fastload.stats.verdict import Bottleneck, Verdict
+
+pytestmark = pytest.mark.usefixtures("fonts_are_open")
+rich_console = optional.module("rich.console")
 
 TRAIN = """
 import sys, time, torch
@@ -54,14 +56,6 @@ def main():
 if __name__ == "__main__":
     main()
 """
-
-
-@pytest.fixture(autouse=True, scope="module")
-def fonts():
-    """Matplotlib keeps the files of the fonts that it has used open."""
-    figure = Figure()
-    figure.suptitle("text")
-    figure.savefig(io.BytesIO())
 
 
 @pytest.fixture(autouse=True)
@@ -158,7 +152,7 @@ def test_a_verdict_is_said_once(here):
     found = profile.make_report(starved(), Verdict.of(Bottleneck.LINK, "of the loader"))
     assert found.other_verdict == found.loader
     for page, times in ((found, 1), (replace(found, loader=str(found.verdict)), 0)):
-        console = Console(file=io.StringIO(), width=80)
+        console = rich_console.Console(file=io.StringIO(), width=80)
         profile.show(page, console)
         assert console.file.getvalue().count("the loader's own report") == times
         text = html.unescape(render(page, timeline.lay_out(starved(), page.findings)))
@@ -185,7 +179,7 @@ def profile_arguments(*argv):
 
 @pytest.mark.parametrize("terminal", [False, True])
 def test_the_tables_fit_80_columns_and_a_pipe_gets_plain_text(here, terminal):
-    console = Console(file=io.StringIO(), width=80, force_terminal=terminal, highlight=False)
+    console = rich_console.Console(file=io.StringIO(), width=80, force_terminal=terminal, highlight=False)
     profile.show(profile.make_report(starved()), console)
     shown = console.file.getvalue()
     assert ("\x1b[" in shown and "╭" in shown) is terminal
@@ -209,7 +203,8 @@ def test_what_is_missing_to_print_the_report_is_named_before_the_script_runs(
     drawn = ["--json", "--png", "x.png"] if package == "matplotlib" else []
     assert cli.main([command, *drawn, "--", "python", "-c", "open('ran', 'w')"]) == 1
     assert not (here / "ran").exists()
-    assert capfd.readouterr().err == f"fastload {command} needs {package}: pip install 'fastload[insight]'\n"
+    said = capfd.readouterr().err
+    assert said == f"fastload {command} needs {package}; in fastload's checkout: pip install '.[insight]'\n"
 
 
 def test_a_report_for_programs_needs_nothing_to_print_it_with(here, capfd, monkeypatch):

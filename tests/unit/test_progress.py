@@ -66,5 +66,5 @@ def test_without_tqdm_it_says_what_to_install(monkeypatch):
         return real(name, *rest, **more)
 
     monkeypatch.setattr(builtins, "__import__", no_tqdm)
-    with pytest.raises(ModuleNotFoundError, match=r"pip install 'fastload\[progress\]'"):
+    with pytest.raises(ModuleNotFoundError, match=r"pip install '\.\[progress\]'"):
         fastload.progress([])

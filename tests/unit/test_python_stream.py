@@ -11,13 +11,25 @@ import torch
 from torch.utils.data._utils import worker
 
 from fastload import _core
-from fastload.engines.random_states import set_state, state_now, state_of_seed, streams_of_workers
-from fastload.pipeline import python_stream
 from fastload.pipeline.errors import Refused
-from fastload.pipeline.index_seeds import random_states_kept
-from fastload.pipeline.python_stream import check_others, numpy_bytes, numpy_state, python_bytes, python_state
+from fastload.pipeline.installed import python_stream
+from fastload.pipeline.installed.python_stream import check_others, numpy_bytes, numpy_state, python_bytes, python_state
+from fastload.randomness.by_sample import random_states_kept
+from fastload.randomness.generators import set_state, state_now, state_of_seed, streams_of_workers
 
 SEEDS = [*range(5), 19650218, 2**31, 2**32 - 1, 2**32, 2**32 + 1, 2**40 + 7, 2**63 - 1]
+
+
+@pytest.mark.filterwarnings("error")
+@pytest.mark.parametrize("kind", ["PCG64", "Philox", "SFC64"])
+def test_a_bit_generator_of_another_kind_is_refused_without_numpys_warning(kind):
+    own = np.random.get_bit_generator()
+    np.random.set_bit_generator(getattr(np.random, kind)(5))
+    try:
+        with pytest.raises(TypeError, match=f"must be MT19937.*got {kind}"):
+            state_now(others=True)
+    finally:
+        np.random.set_bit_generator(own)
 
 
 @pytest.mark.matrix

@@ -9,8 +9,8 @@ import sys
 import pytest
 import torch
 
-from fastload.pipeline import random_stream
-from fastload.pipeline.random_stream import calibrate_stream, exp_errs_less_than_an_ulp
+from fastload.pipeline.installed import torch_stream as random_stream
+from fastload.pipeline.installed.torch_stream import calibrate_stream, exp_errs_less_than_an_ulp
 
 
 @pytest.fixture(autouse=True)
@@ -27,10 +27,20 @@ def test_the_installed_torch_is_reproduced() -> None:
     assert torch.equal(torch.get_rng_state(), before)
 
 
+def test_torchs_defaults_change_nothing() -> None:
+    before = torch.get_default_dtype()
+    torch.set_default_dtype(torch.float64)
+    try:
+        with torch.device("meta"):
+            assert calibrate_stream() is not None
+    finally:
+        torch.set_default_dtype(before)
+
+
 @pytest.mark.parametrize("capability", ["default", "avx2"])
 @pytest.mark.slow
 def test_any_cpu_capability_is_reproduced(capability: str) -> None:
-    code = "from fastload.pipeline.random_stream import calibrate_stream as c; assert c() is not None"
+    code = "from fastload.pipeline.installed.torch_stream import calibrate_stream as c; assert c() is not None"
     environment = {**os.environ, "ATEN_CPU_CAPABILITY": capability}
     subprocess.run([sys.executable, "-c", code], check=True, env=environment)
 

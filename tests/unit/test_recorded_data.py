@@ -7,9 +7,10 @@ from pathlib import Path
 import pytest
 
 from fastload.commands.kernels import read_ceilings
-from fastload.profiling import ncu, nsys_export, torch_trace
-from fastload.profiling.analysis import find
-from fastload.profiling.timeline import lay_out
+from fastload.profiling.analysis import ncu
+from fastload.profiling.analysis.findings import find
+from fastload.profiling.pages.timeline import lay_out
+from fastload.profiling.recording import nsys_export, torch_trace
 
 DATA = Path(__file__).parent.parent / "data"
 

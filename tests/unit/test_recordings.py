@@ -9,9 +9,10 @@ from dataclasses import replace
 import pytest
 from handmade import MAIN, WORKERS, Call, export, h2d, kernel, launch, recording, span, stage, starved
 
-from fastload.profiling import nsys_export, timeline, torch_trace
-from fastload.profiling.nsys import NsightError
-from fastload.profiling.trace import DOMAIN, OPERATOR, ThreadKey
+from fastload.profiling.pages import timeline
+from fastload.profiling.recording import nsys_export, torch_trace
+from fastload.profiling.recording.nsys import NsightError
+from fastload.profiling.recording.trace import DOMAIN, OPERATOR, ThreadKey
 
 
 def test_an_export_of_nsys_reads_back_as_it_was(tmp_path):

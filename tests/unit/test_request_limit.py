@@ -134,7 +134,7 @@ class Simulated(Fetcher):
 
 
 def test_a_panic_of_the_store_is_an_error_that_names_the_key():
-    def object_of(key, size):
+    def object_of(key, size, etag):
         if key == "a/1.jpg":
             raise Panic("called unwrap on None")
         return key.encode()
@@ -148,7 +148,7 @@ def test_a_panic_of_the_store_is_an_error_that_names_the_key():
 
 def test_what_is_cancelled_is_neither_read_nor_answered():
     read = []
-    fetcher = Simulated(lambda key, size: read.append(key) or b"")
+    fetcher = Simulated(lambda key, size, etag: read.append(key) or b"")
     wanted = [[(f"{name}.jpg", None, None)] for name in "abc"]
     answers = fetcher.run((1, wanted[0]), (2, wanted[1]), (3, wanted[2]), (2, None), (7, None))
     assert read == ["a.jpg", "c.jpg"]

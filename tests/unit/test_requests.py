@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import itertools
 import os
 import pickle
 import resource
@@ -14,12 +15,13 @@ import threading
 import time
 from types import SimpleNamespace
 
+import optional
 import pytest
 
 from fastload.sources import ObjectStoreImageFolder, object_store, requests
-from fastload.sources.fetcher import Setup, _store_of, _write_all
+from fastload.sources.fetcher import Fetcher, Setup, _store_of, _write_all
 
-pytest.importorskip("obstore")
+optional.needed("obstore")
 
 
 def stored_in(tmp_path):
@@ -103,7 +105,7 @@ def test_threads_that_cannot_be_started_are_done_without():
                 raise RuntimeError("can't start new thread")
             left[0] -= 1
             start(thread)
-        def object_of(key, size):  # fails at first
+        def object_of(key, size, etag):  # fails at first
             if key not in tried:
                 raise OSError(tried.add(key))
             return key.encode()
@@ -279,11 +281,56 @@ def test_a_url_without_a_scheme_is_refused(tmp_path):
         ObjectStoreImageFolder("https://host", keys="class/0.jpg")
 
 
+def test_a_url_that_would_be_read_otherwise_is_refused(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    for url in ("file://photos/", "file:photos", "file://./photos"):
+        with pytest.raises(
+            ValueError, match=f"must have an absolute path, got '{url}'; write '{tmp_path.as_uri()}/photos'"
+        ):
+            ObjectStoreImageFolder(url)
+    for url in ("s3:bucket", "s3:///images", "https://"):
+        with pytest.raises(ValueError, match=f"must name a bucket or host behind .*, got '{url}'"):
+            ObjectStoreImageFolder(url)
+    for url in (f"file://{tmp_path}/a#b", "s3://bucket/a?b"):
+        with pytest.raises(ValueError, match=r"must have no '\?' and no '#', got .*; write %3F and %23"):
+            ObjectStoreImageFolder(url)
+
+
+def test_an_object_is_as_large_as_announced_and_has_the_tag_that_was_listed(monkeypatch):
+    fetcher = Fetcher(Setup("s3://bucket", {}, 1, 0, None, 1), None, lambda *_: None)
+
+    def answer(*wanted, size=3, tag='"t"', data=b"abc"):
+        meta = {"size": size, "e_tag": tag}
+        monkeypatch.setattr("obstore.get", lambda *_: SimpleNamespace(meta=meta, bytes=lambda: data))
+        return fetcher._object("key", *wanted)
+
+    for listed, tag in (('"t"', '"t"'), ("t", '"t"'), ('"t"', 'W/"t"'), (None, '"t"'), ('"t"', None)):
+        assert answer(3, listed, tag=tag) == answer(None, listed, tag=tag) == b"abc"
+    with pytest.raises(OSError, match="got 2 bytes of the 3 listed"):
+        answer(3, None, size=2, data=b"ab")
+    with pytest.raises(OSError, match="got 2 bytes of the 3 announced"):
+        answer(None, None, data=b"ab")
+    with pytest.raises(OSError, match='its entity tag is "u", and "t" was listed'):
+        answer(3, '"t"', tag='"u"')
+    with pytest.raises(OSError, match=f"it has {10**15} bytes; leave out"):
+        answer(10**15, None, size=10**15)
+
+
+def test_a_list_has_each_object_once_and_ends(monkeypatch):
+    fetcher = Fetcher(Setup("s3://bucket", {}, 1, 0, None, 1), None, lambda *_: None)
+    page = [{"path": f"class/{number}.jpg", "size": number, "e_tag": None} for number in range(5)]
+    monkeypatch.setattr("obstore.list", lambda _: iter([page[:3], page[2:]]))
+    assert pickle.loads(fetcher._list()) == [(f"class/{number}.jpg", number, None) for number in range(5)]
+    monkeypatch.setattr("obstore.list", lambda _: itertools.repeat(page))
+    with pytest.raises(OSError, match="the store's list repeats itself: 5 different objects among"):
+        fetcher._list()
+
+
 def test_without_obstore_the_error_says_what_to_install(monkeypatch):
     monkeypatch.setitem(sys.modules, "obstore.store", None)
     error = _store_of(Setup("s3://bucket", {}, None, 0, None, 1))
     assert type(error) is ImportError
-    assert 'pip install "fastload[stores]"' in str(error)
+    assert "pip install '.[stores]'" in str(error)
 
 
 def test_a_worker_of_torch_has_one(monkeypatch):

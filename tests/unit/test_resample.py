@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import ctypes
 import platform
 import shutil
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
-from types import SimpleNamespace
 
 import native_shim
 import numpy as np
@@ -48,14 +46,17 @@ def test_simd_levels_include_portable() -> None:
     assert native_shim.simd_levels()[0] == "portable"
 
 
-def test_the_shim_is_loaded_from_a_folder_that_nobody_else_can_write_to(monkeypatch) -> None:
-    monkeypatch.setattr(subprocess, "run", lambda command, check: Path(command[-1]).touch(exist_ok=False))
-    monkeypatch.setattr(ctypes, "CDLL", lambda path: SimpleNamespace(path=path, shim_error=SimpleNamespace()))
-    first, second = native_shim.library.__wrapped__(), native_shim.library.__wrapped__()
-    assert first.path != second.path
-    assert Path(first.path).parent.stat().st_mode & 0o777 == 0o700
-    for library in (first, second):
-        library.folder.cleanup()
+def test_a_library_is_compiled_again_when_its_source_or_a_flag_is_another(tmp_path: Path, monkeypatch) -> None:
+    monkeypatch.setattr(native_shim, "ROOT", tmp_path)
+    source = tmp_path / "source.cpp"
+    source.write_text("int number() { return 1; }")
+    first = native_shim.compiled([source])
+    made = Path(first).stat().st_mtime_ns
+    assert native_shim.compiled([source]) == first
+    assert Path(first).stat().st_mtime_ns == made
+    assert native_shim.compiled([source], "-O1") != first
+    source.write_text("int number() { return 2; }")
+    assert native_shim.compiled([source]) != first
 
 
 @pytest.fixture(params=["portable", "avx2", "avx512"] if platform.machine() == "x86_64" else ["portable", "neon"])
@@ -238,7 +239,7 @@ def test_misuse_says_what_is_wrong(arguments: dict, message: str) -> None:
 
 
 CSRC = native_shim.CSRC
-LEVELS = [*sorted(map(str, CSRC.glob("resample/*.cpp"))), str(CSRC / "tests" / "levels.cpp")]
+LEVELS = native_shim.core_files("base/simd_level.cpp", "resample/*.cpp", "tests/levels.cpp")
 
 
 @pytest.mark.slow

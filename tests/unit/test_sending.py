@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import collections
+import dataclasses
 import errno
 import os
 import pickle
 import socket
+import sys
+import unittest.mock
 from multiprocessing import resource_sharer
 from multiprocessing.reduction import ForkingPickler
 
@@ -117,6 +121,15 @@ def test_a_long_list_of_numbers_is_not_searched():
     short, long = Sent([*range(15), torch.rand(2)]), Sent([*range(16), torch.rand(2)])
     assert (files_of(short), files_of(long)) == (1, 0)
     assert torch.equal(sent(Sent([*range(17), torch.ones(2)]))[-1], torch.ones(2))
+    rows, tensors = (
+        Sent([{"ids": [float(row)]} for row in range(17)]),
+        Sent([{"ids": [torch.rand(2)]} for _ in range(17)]),
+    )
+    with unittest.mock.patch.object(sending, "is_packable", side_effect=sending.is_packable) as looked_at:
+        assert (files_of(rows), looked_at.call_count, files_of(tensors)) == (0, 0, 17)
+    endless = []
+    endless.append(endless)
+    assert len(sent(Sent([endless] * 17))) == 17
 
 
 def test_twice_the_same_tensor_is_the_same_tensor():
@@ -141,17 +154,39 @@ def test_more_tensors_than_fit_one_message():
     assert [tensor[-1].item() for tensor in ours] == list(range(sending.FILES_MAX + 3))
 
 
-@pytest.mark.parametrize("missing", ["memory files", "sockets"])
-def test_torch_sends_what_finds_no_file(missing, monkeypatch):
-    def none(*arguments):
-        raise OSError(errno.EMFILE, "none left")
+def none_left(*arguments):
+    raise OSError(errno.EMFILE, "none left")
 
-    batch = Sent([torch.ones(LARGE), torch.ones(LARGE)])
-    holder, name = (os, "memfd_create") if missing == "memory files" else (sending._sharer(), "register")
-    monkeypatch.setattr(holder, name, none)
-    rebuild, arguments = batch.__reduce__()
-    monkeypatch.undo()
-    assert rebuild(*arguments) is batch.data
+
+def test_torch_sends_what_finds_no_memory_file(monkeypatch):
+    batch = Sent([torch.ones(LARGE), b"a" * 2 * sending.CONTENT_BYTES])
+    monkeypatch.setattr(os, "memfd_create", none_left)
+    tensor, content = sent(batch)
+    assert torch.equal(tensor, torch.ones(LARGE))
+    assert len(content) == 2 * sending.CONTENT_BYTES
+
+
+def test_what_finds_no_socket_goes_in_the_message(monkeypatch):
+    monkeypatch.setattr(sending._sharer(), "register", none_left)
+    assert len(sent(Sent(b"a" * 2 * sending.CONTENT_BYTES))) == 2 * sending.CONTENT_BYTES
+
+
+def test_what_is_large_without_its_tensors_comes_in_a_file(monkeypatch):
+    sends, send = [], socket.send_fds
+    monkeypatch.setattr(socket, "send_fds", lambda *arguments: sends.append(len(arguments[2])) or send(*arguments))
+    array = np.arange(sending.CONTENT_BYTES // 8, dtype=np.float64)
+    before = len(os.listdir("/proc/self/fd"))
+    message = ForkingPickler.dumps(Sent({"array": array, "tensor": torch.ones(LARGE)}))
+    assert len(message) < 1000
+    ours = pickle.loads(bytes(message))
+    assert np.array_equal(ours["array"], array)
+    ours["array"][0] = 7  # it is no view of the file
+    assert torch.equal(ours["tensor"], torch.ones(LARGE))
+    assert len(ForkingPickler.dumps(Sent(array[:-1000]))) > 1000  # so that there is a limit
+    del ours
+    resource_sharer.stop(timeout=5)
+    assert sends == [2]
+    assert len(os.listdir("/proc/self/fd")) <= before
 
 
 def test_files_wait_in_the_worker_and_are_closed_once_sent(monkeypatch):
@@ -197,6 +232,140 @@ def test_a_call_that_writes_a_part_is_repeated(monkeypatch):
     assert torch.equal(sent(Sent([content.clone()]))[0], content)
 
 
+class Raising:
+    """Raises when it is pickled, or when it is unpickled."""
+
+    def __init__(self, error, when="pickled"):
+        self.error, self.when = error, when
+
+    def __reduce__(self):
+        if self.when == "pickled":
+            raise self.error
+        return raises, (self.error,)
+
+
+def raises(error):
+    raise error
+
+
+def local_error():
+    class LocalError(ValueError):
+        pass
+
+    return LocalError("of a class that cannot be imported")
+
+
+@dataclasses.dataclass(frozen=True)
+class FrozenError(Exception):
+    """Takes no note."""
+
+    text: str
+
+
+class Lying:
+    """Says that it is a dict."""
+
+    __class__ = property(lambda self: dict)
+
+    def __reduce__(self):
+        return str, ("an object",)
+
+
+class Nameless(int):
+    def __repr__(self):
+        raise ValueError
+
+    __str__ = __repr__
+
+
+class Sends(Dataset):
+    """Has samples that do not arrive, with one that does after each."""
+
+    samples = (
+        (lambda: lambda: None, AttributeError, "Can't"),
+        (lambda: torch.ones(2, requires_grad=True) * 2, RuntimeError, "non-leaf tensor which requires_grad"),
+        (lambda: Raising(IndexError("odd")), IndexError, "odd"),  # the thread that sends drops it without a word
+        (lambda: [torch.ones(LARGE), Raising(KeyError("odd"))], KeyError, "odd"),
+        (lambda: Raising(FrozenError("odd")), FrozenError, "odd"),
+        (lambda: Raising(SystemExit("odd")), RuntimeError, "SystemExit: odd"),
+        (
+            lambda: Raising(ZeroDivisionError("odd"), "unpickled"),
+            ZeroDivisionError,
+            "a batch of a worker's was unpickled",
+        ),
+        (lambda: Raising(EOFError("odd"), "unpickled"), EOFError, "a batch of a worker's was unpickled"),
+        (lambda: [torch.ones(LARGE), Raising(FileNotFoundError(2, "odd", "/file"), "unpickled")], OSError, "/file"),
+        (lambda: raises(local_error()), ValueError, "LocalError: of a class that cannot be imported"),
+    )
+
+    def __len__(self):
+        return 2 * len(self.samples)
+
+    def __getitem__(self, index):
+        return torch.tensor(float(index)) if index % 2 else self.samples[index // 2][0]()
+
+
+@pytest.mark.parametrize("options", [{}, {"engine": "torch"}, {"dtype": torch.float32}])
+def test_what_cannot_be_sent_is_an_error_in_its_turn(options):
+    given = {"collate_fn": listed, "num_workers": 2, "batch_size": 1, "device": "cpu", "timeout": 60}
+    with FastLoader(Sends(), **given, **options) as loader:
+        iterator = iter(loader)
+        for number, (_, error, says) in enumerate(Sends.samples):
+            with pytest.raises(error, match=says) as raised:
+                next(iterator)
+            if number < 6:
+                assert f"when the batch of indices [{2 * number}] was pickled" in str(raised.value)
+            assert next(iterator)[0].item() == 2 * number + 1
+        assert next(iterator, None) is None
+
+
+def test_indices_that_cannot_be_shown_do_not_hide_an_error():
+    with pytest.raises(KeyError, match=r"when the batch of indices .*Nameless instance.* was pickled"):
+        sent(Sent(Raising(KeyError("odd")), [Nameless()])).reraise()
+
+
+def test_an_object_is_what_its_type_says():
+    received = sent(Sent([Lying()]))  # pytest would keep the list in an assertion
+    assert received == ["an object"]
+
+
+def fails(worker):
+    raise local_error()
+
+
+class HasState(Sends):
+    def state_dict(self):
+        return 1
+
+    def load_state_dict(self, state):
+        if get_worker_info() is not None:
+            raise local_error()
+
+
+@pytest.mark.parametrize("how", ["worker_init_fn", "load_state_dict"])
+def test_an_error_of_a_local_class_before_the_first_sample_arrives(how):
+    given = {"num_workers": 1, "batch_size": 1, "device": "cpu", "timeout": 60, "sampler": [1, 3, 5]}
+    first_call = fails if how == "worker_init_fn" else None
+    with FastLoader(HasState(), worker_init_fn=first_call, **given) as loader:
+        iterator = iter(loader)
+        if how == "load_state_dict":
+            next(iterator)
+            loader.load_state_dict(loader.state_dict())
+            iterator = iter(loader)
+        with pytest.raises(ValueError, match="LocalError: of a class"):
+            next(iterator)
+
+
+def test_an_error_of_a_class_that_the_receiver_lacks_is_one_of_its_base(monkeypatch):
+    monkeypatch.setattr(
+        sys.modules[__name__], "Known", type("Known", (LookupError,), {"__module__": __name__}), raising=False
+    )
+    message = bytes(ForkingPickler.dumps(Sent(Raising(vars(sys.modules[__name__])["Known"]("odd")))))
+    monkeypatch.undo()
+    with pytest.raises(LookupError, match="odd"):
+        pickle.loads(message).reraise()
+
+
 SAMPLES = {
     "floats": lambda: [torch.rand(LARGE) for _ in range(3)],
     "strided": lambda: [torch.rand(70, 80, 3).permute(2, 0, 1) for _ in range(3)],
@@ -204,6 +373,13 @@ SAMPLES = {
     "two sizes": lambda: [torch.rand(LARGE), torch.rand(LARGE + 1)],
     "two dtypes": lambda: [torch.rand(LARGE), torch.rand(LARGE).double()],
     "tensor and number": lambda: [torch.rand(LARGE), 3.0],
+    "small": lambda: [torch.rand(3, 90) for _ in range(99)],
+    "small, strided": lambda: [torch.rand(90, 3).t() for _ in range(99)],
+    "small, of two sizes": lambda: [torch.rand(300 + number % 2) for number in range(99)],
+    "small, of two dtypes": lambda: [
+        torch.rand(300).to((torch.float, torch.double)[number % 2]) for number in range(99)
+    ],
+    "small, with a gradient": lambda: [torch.rand(300, requires_grad=number == 5) for number in range(99)],
 }
 
 
@@ -225,6 +401,40 @@ def test_samples_are_stacked_as_torch_stacks_them(kind):
     else:
         assert torch.equal(ours, theirs)
         assert (ours.dtype, ours.stride()) == (theirs.dtype, theirs.stride())
+
+
+def written(batch, monkeypatch):
+    """Sizes of the writes that stacking and sending a batch takes."""
+    sizes, write = [], os.pwrite
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "pwrite", lambda *arguments: sizes.append(write(*arguments)) or sizes[-1])
+        sent(Sent(collate_into(FileStacker(), batch)))
+    return sizes
+
+
+def test_small_samples_are_written_at_once_and_large_ones_one_by_one(monkeypatch):
+    small, large = torch.rand(300), torch.rand(sending.ONE_BY_ONE_BYTES // 4)
+    assert written([{"a": small, "b": number} for number in range(99)], monkeypatch) == [99 * small.nbytes]
+    assert written([large] * 3, monkeypatch) == [large.nbytes] * 3
+    monkeypatch.setattr(sending, "AT_ONCE_MAX_BYTES", 98 * small.nbytes)
+    with pytest.raises(TypeError):  # torch stacks them, in shared memory
+        FileStacker().stack([small] * 99)
+
+
+Pair = collections.namedtuple("Pair", ["image", "label"])
+
+
+class Fields(dict):
+    pass
+
+
+@pytest.mark.parametrize("kind", [Pair, lambda image, label: Fields(image=image, label=label)])
+def test_tensors_in_containers_of_other_types_are_moved(kind):
+    batch = Sent(kind(torch.ones(LARGE), torch.ones(2)))
+    assert files_of(batch) == 2
+    ours = sent(batch)
+    assert type(ours) is type(kind(0, 0))
+    assert torch.equal((ours["image"] if isinstance(ours, dict) else ours.image), torch.ones(LARGE))
 
 
 def test_samples_are_stacked_by_torch_without_memory_files(monkeypatch):

@@ -10,11 +10,14 @@ import os
 import signal
 import sys
 import threading
+import time
 
 import pytest
 
 from fastload.torch_workers import signals
-from fastload.torch_workers.signals import deferred_signals, usual_signals
+from fastload.torch_workers.signals import Finalizer, deferred_signals, finalizer, usual_signals
+
+WAIT_S = 20
 
 
 class Alarm(Exception):
@@ -299,3 +302,102 @@ def test_a_wakeup_descriptor_hears_of_a_signal_once():
         signal.signal(signal.SIGUSR1, former)
         os.close(reader)
         os.close(writer)
+
+
+class Held:
+    """What a finalizer belongs to."""
+
+    def __init__(self, function):
+        self.function = function
+
+
+class Deleted(Held):
+    @finalizer
+    def __del__(self):
+        self.function()
+
+
+class DeletedSlowly(Held):
+    """Its own ``__del__`` goes on after what the wrapper protects."""
+
+    def __del__(self):
+        finalizer(self.function)()
+        time.sleep(0.1)
+
+
+signals.FINALIZERS.add(DeletedSlowly.__del__.__code__)
+
+
+def finalized(function):
+    held = Held(function)
+    Finalizer(held, function)
+    return held
+
+
+def finalized_within(function):
+    """By another finalizer."""
+    held = Held(function)
+    Finalizer(held, [finalized(function)].clear)
+    return held
+
+
+@pytest.mark.parametrize("make", [Deleted, DeletedSlowly, finalized, finalized_within])
+@pytest.mark.parametrize(("number", "error"), [(signal.SIGINT, KeyboardInterrupt), (signal.SIGALRM, Alarm)])
+def test_what_a_handler_raises_in_a_finalizer_is_raised_when_that_has_ended(make, number, error):
+    log = []
+
+    def close():
+        signal.raise_signal(number)
+        log.append("whole")
+
+    held = [make(close)]
+    with pytest.raises(error):
+        held.clear()
+        time.sleep(WAIT_S)
+    assert log == ["whole"]
+
+
+def test_a_finalizer_that_hangs_is_interrupted_and_the_interrupt_raised(monkeypatch):
+    monkeypatch.setattr(signals, "LONGEST_S", -1.0)
+    monkeypatch.setattr(sys, "unraisablehook", lambda raised: log.append("printed"))
+    log = []
+
+    def close():
+        signal.raise_signal(signal.SIGINT)
+        log.append("went on")
+
+    held = [Deleted(close)]
+    with pytest.raises(KeyboardInterrupt):
+        held.clear()
+        time.sleep(WAIT_S)
+    assert log == []
+
+
+def test_a_handler_that_raises_nothing_is_called_once_at_the_end_of_a_finalizer():
+    log = []
+
+    def close():
+        signal.raise_signal(signal.SIGTERM)
+        log.append("whole")
+
+    signal.signal(signal.SIGTERM, lambda number, frame: log.append(number))
+    held = [Deleted(close)]
+    held.clear()
+    assert log == ["whole", signal.SIGTERM]
+
+
+def test_a_finalizer_that_is_called_directly_raises_at_once():
+    held = Held(None)
+    call = Finalizer(held, signal.raise_signal, signal.SIGINT)
+    with pytest.raises(KeyboardInterrupt):
+        call()
+    assert not call.alive
+
+
+def test_a_finalizer_within_a_block_leaves_signals_to_that():
+    log = []
+    with pytest.raises(KeyboardInterrupt), deferred_signals():
+        held = [Deleted(lambda: signal.raise_signal(signal.SIGINT))]
+        held.clear()
+        log.append("after the finalizer")
+    assert log == ["after the finalizer"]

@@ -5,7 +5,10 @@ from __future__ import annotations
 import multiprocessing
 import os
 import pickle
+import random
+import signal
 import threading
+import time
 from unittest import mock
 
 import pytest
@@ -14,6 +17,7 @@ from children import exit_code, forked
 from slots_on_cpu import free
 
 from fastload.memory import slots
+from fastload.memory.arena import Mapping
 from fastload.memory.slots import PAGE, SlotState, SlotWriter, Stamp
 
 WAIT_S = 60  # longer than any machine takes, short of the test's own limit
@@ -72,9 +76,9 @@ def test_a_writer_that_comes_too_late_opens_no_other_file(make_pool, tmp_path):
     try:
         for number in numbers:
             os.dup2(other, number)
-        with pytest.raises(OSError, match="the pool is closed"):
+        with pytest.raises(OSError, match="closed meanwhile"):
             late.acquire(0)
-        with pytest.raises(OSError, match="the pool is closed"):
+        with pytest.raises(OSError, match="closed meanwhile"):
             used.acquire(0)
         assert os.lseek(other, 0, os.SEEK_CUR) == 0
         assert (tmp_path / "file").read_bytes() == content
@@ -151,6 +155,132 @@ def test_a_slot_of_a_dead_worker_is_taken_back(make_pool, reaped):
     finally:
         if not reaped:
             os.waitpid(child, 0)
+
+
+class Iterator:
+    """What opens a pool for its workers."""
+
+
+def dies_with(writer, take):
+    """Return the process id of a child that was killed with a slot or token."""
+
+    def child():
+        take(writer)
+        os.kill(os.getpid(), signal.SIGKILL)
+
+    pid = forked(child)
+    os.waitpid(pid, 0)
+    return pid
+
+
+def takes_a_token(writer):
+    writer._take(0)
+
+
+def takes_a_slot(writer):
+    writer.acquire(0)
+
+
+def marks_half(writer):
+    """Take a slot and be interrupted between the two stores that mark it."""
+    with mock.patch.object(Mapping, "move", lambda self, index, state, owner: self._owners.__setitem__(index, owner)):
+        writer.acquire(0)
+
+
+def returns_half(writer):
+    """Return a slot without its token."""
+    stamp, _ = writer.acquire(0)
+    with mock.patch.object(SlotWriter, "_put_back"):
+        writer.give_back(stamp)
+
+
+@pytest.mark.parametrize("take", [takes_a_token, takes_a_slot, marks_half, returns_half])
+def test_what_a_killed_worker_took_along_is_put_back(make_pool, take):
+    pool = make_pool(count=2)
+    iterator = Iterator()
+    pids = pool.open_for(iterator)
+    pids.append(dies_with(SlotWriter(pool.handle), take))
+    assert free(pool) == 1
+    pool.reclaim()
+    assert free(pool) == 2
+    pool.reclaim()
+    assert free(pool) == 2
+
+
+def test_a_token_is_not_made_anew_while_a_worker_may_hold_it(make_pool):
+    pool = make_pool(count=2)
+    iterators, writer = [Iterator()], SlotWriter(pool.handle)
+    pids = pool.open_for(iterators[0])
+    ready, tells = os.pipe()
+
+    def hold():
+        writer._take(0)
+        os.write(tells, b".")
+        threading.Event().wait(WAIT_S)
+
+    child = forked(hold)
+    os.read(ready, 1)
+    pool.reclaim()  # the iterator is about to say which workers it has
+    assert free(pool) == 1
+    pids.append(child)
+    iterators.clear()
+    pool.open_for(Iterator())  # one whose workers could not start
+    pool.reclaim()
+    assert free(pool) == 1
+    os.kill(child, signal.SIGKILL)
+    os.waitpid(child, 0)
+    pool.reclaim()
+    assert free(pool) == 2
+    os.close(ready)
+    os.close(tells)
+
+
+def test_an_old_arena_is_closed_without_the_tokens_that_killed_workers_took(make_pool):
+    pool = make_pool(count=3)
+    iterator, writer = Iterator(), SlotWriter(pool.handle)
+    pids = pool.open_for(iterator)
+    stamp, _ = writer.acquire(0)
+    lease = pool.adopt(stamp)
+    pids += [dies_with(writer, takes_a_token) for _ in range(2)]
+    old = pool._current
+    pool.want(4 * PAGE, wait=True)
+    pool.reclaim()
+    assert free(pool) == pool.counts().slots
+    assert old.descriptor >= 0
+    lease.release()
+    assert old.descriptor < 0
+    assert pool.counts().pinned_bytes == pool._current.nbytes
+
+
+def test_a_slot_that_this_process_has_dropped_while_filling_it_is_freed_after_its_iterator(make_pool):
+    pool = make_pool(count=2)
+    iterators = [Iterator()]
+    pool.open_for(iterators[0])
+    SlotWriter(pool.handle).acquire(0)
+    pool.reclaim()
+    assert free(pool) == 1
+    iterators.clear()
+    pool.reclaim()
+    assert free(pool) == 2
+
+
+def test_workers_that_are_killed_at_any_moment_take_no_slot_along(make_pool):
+    pool, iterator, draw = make_pool(count=4), Iterator(), random.Random(0)
+    writer = SlotWriter(pool.handle)
+
+    def work():
+        while True:
+            stamp, _ = writer.acquire(0, 100)
+            writer.give_back(stamp)
+
+    for _ in range(25):
+        pids = pool.open_for(iterator)
+        pids.append(forked(work))
+        time.sleep(draw.uniform(0.001, 0.006))
+        os.kill(pids[0], signal.SIGKILL)
+        os.waitpid(pids[0], 0)
+        pool.reclaim()
+        assert free(pool) == 4
 
 
 def test_a_forked_child_neither_frees_nor_closes_what_is_its_parents(make_pool):

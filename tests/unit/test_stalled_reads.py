@@ -10,7 +10,6 @@ import sys
 import textwrap
 import time
 from collections.abc import Callable
-from functools import cache
 from pathlib import Path
 
 import numpy as np
@@ -49,12 +48,6 @@ def soon(begun):
 """
 
 
-@cache
-def stalling() -> tuple[str, object]:
-    """The library to preload, and the folder that holds it."""
-    return compiled([CSRC / "tests" / "stall.cpp"])
-
-
 def run_stalling(tmp_path: Path, script: str, **more: str) -> None:
     """Run ``script`` after the prelude; reading one file stalls until it is released."""
     names = ("stalled.jpg", "sound.jpg", "entered", "gate")
@@ -65,7 +58,7 @@ def run_stalling(tmp_path: Path, script: str, **more: str) -> None:
     os.mkfifo(entered)
     os.mkfifo(gate)
     preload = {"STALL_FILE": stalled, "STALL_ENTERED": entered, "STALL_GATE": gate}
-    preload["LD_PRELOAD"] = stalling()[0]
+    preload["LD_PRELOAD"] = compiled([CSRC / "tests" / "stall.cpp"])
     done = subprocess.run(
         [sys.executable, "-c", PRELUDE + textwrap.dedent(script), _core.__file__, stalled, sound, entered, gate],
         env={**os.environ, **preload, **more},

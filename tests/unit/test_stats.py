@@ -19,7 +19,7 @@ from fastload.bench.photos import PhotoSet, write_photos
 from fastload.device.normalize import NormalizeTable, TableImages
 from fastload.device.timing import _PENDING_MAX, ALL_OF_FIRST, PER_SECOND, DeviceClock
 from fastload.device.transfer import DeviceBatch, Transfer, _raw_stream_of
-from fastload.engines.loader_state import LoaderState
+from fastload.loader_state import LoaderState
 from fastload.stats import meter as meter_module
 from fastload.stats.meter import Meter
 from fastload.stats.shared_counters import SharedCounters

@@ -18,9 +18,9 @@ from PIL import Image
 from torchvision.transforms.v2 import functional
 
 from fastload import _core
-from fastload.device import decode
-from fastload.pipeline.calibration import calibrate
-from fastload.pipeline.step_calibration import REFERENCES
+from fastload.device.decode import files as decode
+from fastload.pipeline.installed.decodes import calibrate
+from fastload.pipeline.installed.steps import REFERENCES
 
 Chain = list[tuple[str, dict[str, Any]]]
 Run = Callable[..., torch.Tensor]

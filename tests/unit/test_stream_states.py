@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from fastload.engines.decode_batch import Batch, StreamStates
+from fastload.native.batch import Batch, StreamStates
 
 
 class Dropping(dict[int, Any]):

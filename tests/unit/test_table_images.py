@@ -9,7 +9,7 @@ import torchvision.transforms as v1
 
 from fastload.device.erasing import Erased, Noise, to_fill
 from fastload.device.normalize import NormalizeTable, TableImages, look_up, to_images
-from fastload.pipeline.erasing import Erasing, erased_by
+from fastload.pipeline.ops.erasing import Erasing, erased_by
 
 BOXES = torch.tensor([[0, 0, 0, 0], [1, 2, 3, 4], [0, 5, 9, 3], [7, 0, 2, 8], [4, 4, 0, 3]], dtype=torch.int32)
 COLOR = torch.tensor([0.1, -2.5, 7.0])

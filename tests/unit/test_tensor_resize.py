@@ -16,7 +16,7 @@ from torchvision.transforms import InterpolationMode
 from torchvision.transforms.v2 import functional
 
 from fastload import _core
-from fastload.pipeline.tensor_resize import TENSOR_FILTERS, tensor_filters
+from fastload.pipeline.installed.resizes import TENSOR_FILTERS, tensor_filters
 
 SIDE = st.one_of(st.integers(1, 40), st.integers(1, 700))
 bytes_are_resized = pytest.mark.skipif(
@@ -81,7 +81,7 @@ def test_pillows_bits_are_others():
 @bytes_are_resized
 @pytest.mark.slow
 def test_a_torch_that_resizes_by_way_of_floats_is_noticed():
-    code = "from fastload.pipeline.tensor_resize import tensor_filters; print('torch_bilinear' in tensor_filters())"
+    code = "from fastload.pipeline.installed.resizes import tensor_filters; print('torch_bilinear' in tensor_filters())"
     environment = {**os.environ, "ATEN_CPU_CAPABILITY": "default"}
     done = subprocess.run([sys.executable, "-W", "ignore", "-c", code], env=environment, capture_output=True, text=True)
     assert done.stdout.strip() == "False", done.stderr

@@ -11,15 +11,14 @@ import torch
 from torch.utils.data import DataLoader, Dataset
 
 from fastload import FastLoader
-from fastload._factory import FactoryError, call_factory
+from fastload._arguments import FactoryError, call_factory
+from fastload.bench.ceiling import ceiling_rate, fed_rate
 from fastload.commands import cli
 from fastload.measurement import clock, throughput
 from fastload.measurement.throughput import (
     FEW_STEPS,
     EmptyLoaderError,
-    ceiling_rate,
     endless,
-    fed_rate,
     loop_rate,
     samples_in,
 )

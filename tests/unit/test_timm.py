@@ -7,18 +7,21 @@ import inspect
 import random
 
 import numpy as np
+import optional
 import pytest
 import torchvision.transforms as v1
+from cases import check_each
 from photos import photos_fixture
 from torchvision.datasets import ImageFolder
 
 from fastload import FastLoader, verify
-from fastload.pipeline import ops_timm, timm_functions
-from fastload.pipeline.erasing import Erasing
 from fastload.pipeline.errors import Refused
-from fastload.pipeline.reader import Recipe, Refusal, read_recipe
+from fastload.pipeline.installed import timm as timm_functions
+from fastload.pipeline.ops import timm as ops_timm
+from fastload.pipeline.ops.erasing import Erasing
+from fastload.pipeline.recipe import Recipe, Refusal, read_recipe
 
-timm_data = pytest.importorskip("timm.data")
+timm_data = optional.module("timm.data")
 
 
 root = photos_fixture(9)
@@ -62,9 +65,11 @@ def test_timms_transform_for_training_is_native(root, how):
         assert result.compared == 3 or (result.compared and how in POSTERIZING_TO_NOTHING)
 
 
-@pytest.mark.parametrize("name", sorted(timm_data.auto_augment.NAME_TO_OP))
-@pytest.mark.parametrize("magnitude", [0, 4.6, 9])
-def test_each_operation_of_timms_is_read_to_the_bit(name, magnitude):
+def test_each_operation_of_timms_is_read_to_the_bit():
+    check_each(is_read_to_the_bit, sorted(timm_data.auto_augment.NAME_TO_OP), [0, 4.6, 9])
+
+
+def is_read_to_the_bit(name, magnitude):
     hparams = {"translate_const": 21, "img_mean": (124, 116, 104), "magnitude_std": 0.7}
     op = timm_data.auto_augment.AugmentOp(name, 0.8, magnitude, hparams)
     nodes = ops_timm._augmentation(op)

@@ -9,8 +9,10 @@ from argparse import Namespace
 from collections import Counter
 from pathlib import Path
 
+import numpy as np
 import pytest
-from torture import mutations, planted, series, timers
+from png_writer import write_png
+from torture import codecs, mutations, planted, series, timers
 from torture.__main__ import Record
 from torture.fit import slope
 from torture.holdings import Holdings, beyond
@@ -112,9 +114,9 @@ def test_mutated_files_are_the_same_each_time_and_differ():
     assert len(set(files)) > 50
 
 
-@pytest.mark.parametrize("fault", ["pixels", "refused"])
+@pytest.mark.parametrize("fault", ["pixels", "refused", "said to decode"])
 def test_pixels_that_pillow_has_not_are_a_failure(fault, monkeypatch, tmp_path):
-    if fault == "refused":
+    if fault != "pixels":
         monkeypatch.setattr(mutations, "pillow", lambda data: None)
     else:
         real = mutations.decode
@@ -122,7 +124,23 @@ def test_pixels_that_pillow_has_not_are_a_failure(fault, monkeypatch, tmp_path):
     monkeypatch.setattr(mutations, "MUTATIONS", (lambda rng, data: None,))
     monkeypatch.setattr(mutations.Image, "MAX_IMAGE_PIXELS", mutations.PIXELS_MAX)
     failures = [what for n in range(4) for what in mutations.trial(n, Setting(tmp_path, 0, 1.0, 0.0)).failures]
-    assert any(what.startswith("other pixels" if fault == "pixels" else "Pillow refuses") for what in failures)
+    starts = {
+        "pixels": "other pixels",
+        "refused": "Pillow refuses what the core",
+        "said to decode": "Pillow refuses what is",
+    }
+    assert any(what.startswith(starts[fault]) for what in failures)
+
+
+@pytest.mark.parametrize("fault", ["other pixels", "another crop", "Pillow refuses"])
+def test_pixels_of_other_formats_that_pillow_has_not_are_a_failure(fault, monkeypatch):
+    real, file = codecs.decode, write_png(np.zeros((3, 4, 3), np.int64))
+    assert codecs.compared(file) == ("ok", None)
+    if fault == "Pillow refuses":
+        monkeypatch.setattr(codecs.Image, "open", lambda file: None)
+    else:
+        monkeypatch.setattr(codecs, "decode", lambda *args: real(*args) ^ (len(args) == 1 + (fault == "another crop")))
+    assert codecs.compared(file)[1].startswith(fault)
 
 
 def test_the_record_has_each_failure_at_once_and_keeps_other_families(tmp_path):

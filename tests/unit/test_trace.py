@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch.profiler import ProfilerActivity
 
-from fastload.bench._trace import record_activity, summarize
+from fastload.bench._trace import profiled, summarize
 
 
 def kernel(ts: float, dur: float) -> dict[str, object]:
@@ -42,12 +42,13 @@ def test_copy_speed_is_that_of_the_way_to_the_device() -> None:
 def test_record_covers_the_steps_after_the_warm_up() -> None:
     calls: list[int | str] = []
 
-    def advance(count: int) -> None:
+    def run(count: int) -> None:
         calls.append(count)
         torch.ones(8).sum()
 
-    activity = record_activity(
-        lambda: advance(3), advance, 7, synchronize=lambda: calls.append("sync"), activities=(ProfilerActivity.CPU,)
+    kinds = (ProfilerActivity.CPU,)
+    activity = summarize(
+        *profiled(lambda: run(7), lambda: run(3), synchronize=lambda: calls.append("sync"), activities=kinds)
     )
     # The first synchronization keeps out of the record what the warm-up left on the device.
     assert calls == [3, "sync", "sync", 7, "sync"]

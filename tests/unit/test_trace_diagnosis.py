@@ -7,8 +7,8 @@ from dataclasses import replace
 import pytest
 from handmade import FEEDER, MAIN, WORKERS, h2d, kernel, launch, recording, span, stage, starved
 
-from fastload.profiling.analysis import find
-from fastload.profiling.trace_diagnosis import diagnose_trace
+from fastload.profiling.analysis.findings import find
+from fastload.profiling.analysis.trace_diagnosis import diagnose_trace
 from fastload.stats.verdict import Bottleneck, Verdict
 
 LOOP = [stage("step", 0, 1000), stage("wait", 0, 900)]

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import contextlib
 import threading
 
 import pytest
 import torch
 from backends import raised_by
-from backends.batches import Movable, Opaque, Record
+from backends.batches import Movable, Opaque, Record, Shown
 
+from fastload import loader_state
+from fastload._batch import moved, pinned
 from fastload.device.normalize import finish
 from fastload.device.transfer import AT_ONCE_MAX_BYTES, Transfer, _pageable_bytes
-from fastload.engines import loader_state
 
 CPU = torch.device("cpu")
 META = torch.device("meta")  # a device that takes copies and keeps nothing
@@ -27,11 +29,11 @@ def test_every_tensor_moves():
     transfer = Transfer(META, None, None, None)
     grad = torch.ones(2, requires_grad=True)
     batch = [torch.ones(2), {"y": torch.ones(3)}, Movable(torch.ones(1)), grad, torch.eye(2).to_sparse(), "s"]
-    moved = transfer.take(transfer.start(batch))
-    assert [moved[0].device, moved[1]["y"].device, moved[2].x.device] == [META] * 3
-    assert (moved[3].device, moved[3].requires_grad) == (META, True)
-    assert moved[4].device == META
-    assert moved[5] == "s"
+    there = transfer.take(transfer.start(batch))
+    assert [there[0].device, there[1]["y"].device, there[2].x.device] == [META] * 3
+    assert (there[3].device, there[3].requires_grad) == (META, True)
+    assert there[4].device == META
+    assert there[5] == "s"
     assert batch[0].device == CPU
 
 
@@ -202,3 +204,151 @@ def test_threads_that_ask_for_the_copy_stream_at_once_get_the_same(monkeypatch):
     stream = state.copy_stream(device)
     assert others == [None, stream]
     assert state.copy_stream(device) is stream
+
+
+CALLED = []
+
+
+def called(device, non_blocking=None):
+    """Note how a ``to()`` was called, and return what it moved."""
+    CALLED.append((device, non_blocking))
+    return "moved"
+
+
+TO = {
+    "torch's": lambda self, device, non_blocking=False: called(device, non_blocking),
+    "device": lambda self, device: called(device),
+    "any name": lambda self, where, /: called(where),
+    "keywords": lambda self, *, device=None, non_blocking=False: called(device, non_blocking),
+    "a keyword": lambda self, *, dtype=None, device: called(device),
+    "second": lambda self, dtype=None, device=None: called(device),
+    "anything": lambda self, *args, **kwargs: called(*args, **kwargs),
+    "any keyword": lambda self, **kwargs: called(**kwargs),
+    "any positional": lambda self, *args: called(*args),
+}
+
+
+def of_type(**members):
+    return type("Custom", (), {"pin_memory": lambda self: self, **members})()
+
+
+@pytest.mark.parametrize("form", TO)
+@pytest.mark.parametrize("late", [False, True])
+def test_a_custom_type_is_moved_in_the_way_that_its_to_takes_a_device(form, late):
+    CALLED.clear()
+    members = {"to": TO[form]} | ({} if late else {"record_stream": lambda self, stream: None})
+    transfer = Transfer(META, None, None, None)
+    assert transfer.take(transfer.start([of_type(**members)])) == ["moved"]
+    names = TO[form].__code__.co_varnames
+    assert [(META, True if "non_blocking" in names or "kwargs" in names else None)] == CALLED
+
+
+@pytest.mark.parametrize(
+    "members",
+    [
+        {"to": "a.b@example.org"},
+        {"to": None},
+        {"to": torch.zeros(2)},
+        {"to": lambda self: pytest.fail("it takes no device")},
+        {"to": lambda self, one, two: pytest.fail("it takes more than a device")},
+        {"to": lambda self, device: pytest.fail("it cannot be pinned"), "pin_memory": True},
+        {"__getattr__": lambda self, name: {}[name], "pin_memory": property(lambda self: {}["p"])},
+    ],
+    ids=["text", "none", "tensor", "nothing", "too much", "flag", "error"],
+)
+def test_what_only_looks_like_a_custom_type_is_handed_over(members):
+    custom = of_type(**members)
+    transfer = Transfer(META, None, None, None)
+    assert transfer.take(transfer.start([custom, torch.ones(1)]))[0] is custom
+
+
+def test_a_custom_type_that_moves_in_place_stays_itself_and_moves_once():
+    custom = of_type(to=lambda self, device: CALLED.append(device))
+    CALLED.clear()
+    transfer = Transfer(META, None, None, None)
+    assert transfer.take(transfer.start({"a": custom}))["a"] is custom
+    assert CALLED == [META]
+
+
+def test_what_the_device_does_not_know_is_handed_over_as_it_is():
+    image = torch.empty(2, 3, 4, 5, device="meta")
+    transfer = Transfer(CPU, None, torch.channels_last, torch.float64)
+    batch = transfer.take(transfer.start([image, Shown(torch.ones(2)), torch.ones(1)]))
+    assert batch[0] is image
+    assert type(batch[1]) is Shown
+    assert batch[2].dtype == torch.float64
+    sparse = torch.ones(2, 3, 2, 2).to_sparse()
+    assert transfer.take(transfer.start(sparse)).dtype == torch.float64  # cast, and not laid out
+
+
+class Picky(torch.Tensor):
+    """Raises an error when it is moved or pinned."""
+
+    error = RuntimeError("no")
+
+    @classmethod
+    def __torch_function__(cls, function, types, args=(), kwargs=None):
+        if function in (torch.Tensor.to, torch.Tensor.pin_memory):
+            raise cls.error
+        return super().__torch_function__(function, types, args, kwargs or {})
+
+
+@pytest.mark.parametrize("act", [pinned, lambda leaf: moved(leaf, META)])
+@pytest.mark.parametrize(
+    ("error", "layout", "raises"),
+    [
+        (RuntimeError("no"), "plain", True),
+        (RuntimeError("no"), "conjugate", False),
+        (TypeError("no"), "conjugate", False),
+        (NotImplementedError("no"), "plain", False),
+        (torch.OutOfMemoryError("no"), "conjugate", True),
+        (ValueError("no"), "conjugate", True),
+    ],
+    ids=str,
+)
+def test_only_errors_of_a_tensors_kind_leave_it_where_it_is(monkeypatch, act, error, layout, raises):
+    tensor = torch.ones(2, dtype=torch.complex64)
+    tensor = (tensor if layout == "plain" else tensor.conj()).as_subclass(Picky)
+    monkeypatch.setattr(Picky, "error", error)
+    if raises:
+        with pytest.raises(type(error)):
+            act(tensor)
+    else:
+        assert act(tensor) is tensor
+
+
+class Streams:
+    """A module of a device with streams that do nothing."""
+
+    Event = staticmethod(lambda: Streams)
+    stream = staticmethod(lambda stream: contextlib.nullcontext())
+    current_stream = staticmethod(lambda device: "the consumer's")
+    record = staticmethod(lambda stream: None)
+
+    def __init__(self):
+        self.waited = 0
+
+    def synchronize(self, device):
+        self.waited += 1
+
+
+class Recorded(Movable):
+    def record_stream(self, stream):
+        pass
+
+
+def test_memory_that_cannot_be_recorded_for_a_stream_is_not_used_again():
+    """A copy of another type is kept, and later ones use no side stream."""
+    transfer = Transfer(CPU, "the side stream", None, None)
+    transfer._module = Streams()
+    first = transfer.start([Recorded(torch.ones(1))])
+    (kept,) = transfer._held
+    assert not first._late
+    assert transfer.take(first)[0] is kept
+    second = transfer.start([Recorded(torch.ones(1))])
+    assert second._late
+    assert type(transfer.take(second)[0]) is Movable
+    assert transfer._held == [kept]
+    transfer.close()
+    assert transfer._module.waited == 1
+    assert transfer._held == []

@@ -11,8 +11,9 @@ from torchvision.datasets import ImageFolder
 from torchvision.transforms import functional, v2
 
 from fastload import _core
-from fastload.pipeline import random_stream, step_calibration
-from fastload.pipeline.reader import Recipe, Refusal, read_recipe
+from fastload.pipeline.installed import steps as step_calibration
+from fastload.pipeline.installed import torch_stream as random_stream
+from fastload.pipeline.recipe import Recipe, Refusal, read_recipe
 
 ANGLES = [0.0, -0.0, 90.0, -90.0, 180.0, 270.0, 360.0, 450.0, -540.0, 45.5, 1e-3, -1e-20]
 

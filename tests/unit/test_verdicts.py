@@ -12,8 +12,7 @@ import torch
 
 from benchmarks import verdicts
 from benchmarks.__main__ import main as run_benchmark
-from benchmarks._slowstore import slow_store
-from benchmarks.verdicts import plants
+from benchmarks.verdicts import plants, slow_store
 from fastload.stats.diagnosis import Report
 from fastload.stats.verdict import Bottleneck, Verdict
 

@@ -9,6 +9,7 @@ import io
 import shutil
 import tarfile
 from pathlib import Path
+from typing import ClassVar
 
 import numpy as np
 import pytest
@@ -19,13 +20,14 @@ from torch.utils.data import DataLoader, Subset
 from torchvision.datasets import ImageFolder
 
 from fastload import FastLoader
+from fastload._compare import ComparedValues, difference
 from fastload.autoscale import policy
 from fastload.autoscale.probe import Trial
 from fastload.commands import cli
 from fastload.commands import verify as commands_verify
-from fastload.engines import decode_pipeline
+from fastload.native import pipeline as decode_pipeline
 from fastload.sources import TarSamples
-from fastload.verification import ComparedValues, VerificationInterrupted, difference, verify
+from fastload.verification import VerificationInterrupted, verify
 
 root = photos_fixture(11)
 
@@ -107,6 +109,7 @@ def test_the_sample_of_a_difference_is_known_when_shuffled(root, monkeypatch, ra
 
 def test_differences():
     assert difference([torch.zeros(2)], [torch.zeros(2)]) is None
+    assert difference(torch.tensor([torch.nan]), torch.tensor([torch.nan])) is None
     assert "[1]: 0.0 and -0.0" in difference(torch.zeros(2), torch.tensor([0.0, -0.0]))
     assert "float32" in difference(torch.zeros(2), torch.zeros(2, dtype=torch.float64))
     assert "keys" in difference({"a": 1}, {"b": 1})
@@ -229,9 +232,11 @@ def test_twenty_batches_are_compared_unless_all_are_asked_for():
 class InterruptedAt(torch.utils.data.Dataset):
     """Samples of which one is interrupted when FastLoader reads it, after torch has."""
 
+    seen: ClassVar = []  # by both copies
+
     def __init__(self, index):
         self.index = index
-        self.seen = []
+        self.seen.clear()
 
     def __getitem__(self, index):
         self.seen.append(index)

@@ -16,9 +16,9 @@ from torchvision.datasets import ImageFolder
 from torchvision.transforms import v2
 
 from fastload import FastLoader, _core, verify
-from fastload.pipeline.reader import Refusal, read_recipe
-from fastload.pipeline.views import views_of
-from fastload.pipeline.wrappers import parts_of
+from fastload.pipeline.code.views import views_of
+from fastload.pipeline.code.wrappers import parts_of
+from fastload.pipeline.recipe import Refusal, read_recipe
 
 HEAD = [
     "class Wrapper:",

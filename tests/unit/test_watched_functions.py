@@ -31,8 +31,8 @@ from torchvision.transforms import v2
 from torchvision.transforms.v2.functional import _utils as kernels
 
 from fastload import annotate
-from fastload.pipeline import watched_functions
-from fastload.pipeline.reader import Recipe, Refusal, read_recipe
+from fastload.pipeline.installed import watched as watched_functions
+from fastload.pipeline.recipe import Recipe, Refusal, read_recipe
 
 root = photos_fixture(3)
 
@@ -88,6 +88,7 @@ PATCHED = [
     (torch.linalg, "lstsq", "torch.linalg.lstsq"),
     (torch.Tensor, "uniform_", "torch.Tensor.uniform_ was patched; leave torch's method as it is"),
     (torch.Tensor, "item", "torch.Tensor.item"),
+    (torch.Tensor, "__rsub__", "torch.Tensor.__rsub__"),
     (torch.random, "manual_seed", "torch.random.manual_seed"),
     (np, "asarray", "numpy.asarray was patched; leave NumPy's function as it is"),
     (np, "array", "numpy.array"),
@@ -418,7 +419,7 @@ def upright(*args, **kwargs):
     return ImageOps.exif_transpose(original(*args, **kwargs))
 
 Image.open = upright
-from fastload.pipeline.reader import Refusal, read_recipe
+from fastload.pipeline.recipe import Refusal, read_recipe
 
 dataset = ImageFolder({root!r}, v1.Compose([v1.RandomResizedCrop(8), v1.ToTensor()]))
 

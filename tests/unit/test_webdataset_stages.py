@@ -8,6 +8,7 @@ import tarfile
 import warnings
 
 import numpy as np
+import optional
 import pytest
 import torch
 import torchvision.transforms as v1
@@ -16,13 +17,14 @@ from PIL import Image
 from torch.utils.data import default_collate
 from torchvision.transforms import v2
 
-from fastload.engines import lazy_images, pending_batches
-from fastload.engines.pending_batches import PendingImage
-from fastload.engines.pending_pixels import Pending
-from fastload.engines.webdataset_stages import with_pending_images
+from fastload.lazy import batches as pending_batches
+from fastload.lazy import images as lazy_images
+from fastload.lazy.batches import PendingImage
+from fastload.lazy.pixels import Pending
+from fastload.lazy.webdataset import with_pending_images
 from fastload.pipeline import tail
 
-webdataset = pytest.importorskip("webdataset")
+webdataset = optional.module("webdataset")
 
 COUNT = 14
 CROPS = [v1.RandomResizedCrop(40), v1.RandomHorizontalFlip()]
@@ -140,7 +142,7 @@ def compared(dataset, monkeypatch, *, sends=False):
     expected = read(dataset)
     stacked = []
     monkeypatch.setattr(
-        "fastload.engines.webdataset_stages.stack",
+        "fastload.lazy.webdataset.stack",
         lambda images, **rest: stacked.append(len(images)) or pending_batches.stack(images, **rest),
     )
     assert lazy_images.install()

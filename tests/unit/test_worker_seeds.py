@@ -9,9 +9,10 @@ import random
 import numpy as np
 import pytest
 import torch
+import torchvision  # noqa: F401 - replaces torch.manual_seed by a wrapper
 from torch.utils.data import get_worker_info
 
-from fastload.pipeline.worker_seeds import only_seeds
+from fastload.pipeline.code.worker_seeds import only_seeds, seeded_by
 
 SEED = 5
 STATE = [0]
@@ -138,6 +139,15 @@ def test_functions_of_libraries_unless_they_are_replaced(module, name, monkeypat
     assert not only_seeds(function)
 
 
+def of_an_attribute(worker_id):
+    random.seed(nested.seed + worker_id)
+
+
+def test_attributes_of_functions(monkeypatch):
+    monkeypatch.setattr(nested, "seed", 3, raising=False)
+    assert not only_seeds(of_an_attribute)
+
+
 def test_an_empty_cell():
     def function(worker_id):
         random.seed(later)
@@ -146,3 +156,46 @@ def test_an_empty_cell():
     later = 3
     assert only_seeds(function)
     assert later
+
+
+@pytest.mark.parametrize(
+    ("holder", "name"),
+    [
+        *((random, "seed"), (np.random, "seed"), (np.random, "get_state"), (torch, "manual_seed")),
+        *((torch, "initial_seed"), (torch.utils.data, "get_worker_info"), (torch, "seed"), (random, "random")),
+        (np.random, "random"),
+    ],
+)
+def test_functions_that_seed_must_be_the_librarys(monkeypatch, holder, name):
+    original = getattr(holder, name)
+    monkeypatch.setattr(holder, name, lambda *args: STATE.append(original(*args)))
+    assert not only_seeds(documented)
+    assert not only_seeds(lambda worker: random.seed(worker))
+
+
+@pytest.mark.parametrize("change", ["global", "default", "closure", "nested", "code", "patched", "argument", "rank"])
+def test_what_seeds_depend_on(change, monkeypatch):
+    function, other = functools.partial(nested), None
+    if change == "default":
+        function = other = lambda worker, seed=3: random.seed(worker + seed)
+    elif change == "closure":
+        function, other = make(4), make(4.0)
+    elif change == "argument":
+        function, other = functools.partial(documented, 1), functools.partial(documented, True)
+    elif change == "rank":
+        function = pytest.importorskip("lightning.fabric.utilities.seed").pl_worker_init_function
+    before = seeded_by(function)
+    assert before == seeded_by(function) is not None
+    if change == "global":
+        monkeypatch.setattr(f"{__name__}.SEED", 6)
+    elif change == "default":
+        monkeypatch.setattr(function, "__defaults__", (4,))
+    elif change == "nested":
+        monkeypatch.setitem(globals(), "documented", by_sequence)
+    elif change == "code":
+        monkeypatch.setattr(nested, "__code__", by_state.__code__)
+    elif change == "patched":
+        monkeypatch.setattr(np.random, "seed", random.seed)
+    elif change == "rank":
+        monkeypatch.setattr(function.__globals__["rank_zero_only"], "rank", 3)
+    assert seeded_by(other or function) != before

@@ -2,26 +2,39 @@
 
 from __future__ import annotations
 
+import contextlib
+import dataclasses
 import gc
 import multiprocessing
 import os
 import pickle
+import signal
 import subprocess
 import sys
+import threading
+from multiprocessing.reduction import ForkingPickler
 
 import pytest
 import torch
 from backends import raised_by
 from backends.batches import Collator
 from backends.datasets import Numbers, as_list, configure
-from torch.utils.data import DataLoader, default_collate
+from children import exit_code, forked
+from torch.utils.data import DataLoader, _DatasetKind, default_collate
+from torch.utils.data._utils import fetch as torch_fetch
 
 from fastload import FastLoader
 from fastload._batch import HostBatch, register
-from fastload.engines.workers import Collate, NamedStages, stages_of, start_epoch
-from fastload.nvtx import stages
-from fastload.torch_workers.orphans import TakesSignals
+from fastload.memory.sending import Sent
+from fastload.state.in_worker import WorkerProgress
+from fastload.stats.shared_counters import SharedCounters
+from fastload.torch_workers import orphans
+from fastload.torch_workers.orphans import take_signals
 from fastload.torch_workers.view import refresh, view_of
+from fastload.workers import worker
+from fastload.workers.start import Collate, route_of, start_epoch
+
+WAIT_S = 60
 
 
 def test_collate_runs_the_users_function_and_labels_the_result():
@@ -87,22 +100,74 @@ def test_a_view_keeps_its_own_iterator_when_it_is_refreshed():
     assert loader._iterator is None
 
 
-def test_stages_are_named_for_a_profiler_only(monkeypatch):
-    with_workers = DataLoader(Numbers(4), num_workers=1, worker_init_fn=configure)
-    monkeypatch.setattr(stages, "active", lambda: False)
-    assert stages_of(with_workers) == {}
-    monkeypatch.setattr(stages, "active", lambda: True)
-    assert stages_of(with_workers)["worker_init_fn"].worker_init_fn is configure
-    assert stages_of(DataLoader(Numbers(4))) == {}
-
-
-def test_the_users_worker_init_fn_still_runs(monkeypatch):
+def test_a_setup_is_picklable_and_runs_the_users_worker_init_fn_last(monkeypatch):
+    """Spawned workers get a copy; a copy knows the process that the loader is in."""
     calls = []
-    monkeypatch.setattr(stages, "instrument_fetch", lambda: calls.append("named"))
-    NamedStages(calls.append)(3)
-    NamedStages(None)(4)
-    assert calls == ["named", 3, "named"]
-    assert pickle.loads(pickle.dumps(NamedStages(configure))).worker_init_fn is configure
+    for name in ("take_signals", "show_own_dataset", "send_errors", "install_lazy_images"):
+        monkeypatch.setattr(worker, name, lambda *arguments, name=name: calls.append((name, *arguments)))
+    monkeypatch.setattr(worker.Worker, "install", lambda self: calls.append(("install", self._promptly)))
+    monkeypatch.setattr(worker.sys, "setswitchinterval", lambda seconds: calls.append(("switch", seconds)))
+    with FastLoader(Numbers(4), num_workers=1, worker_init_fn=configure) as loader:
+        setup = worker.setup_of(loader, route_of(loader), SharedCounters(1, 2))
+    copied = pickle.loads(ForkingPickler.dumps(dataclasses.replace(setup, parent=7)))
+    assert (copied.worker_init_fn, copied.promptly, copied.native) == (configure, True, None)
+    dataclasses.replace(copied, worker_init_fn=lambda number: calls.append(("user", number)))(0)
+    start = [("take_signals", 7), ("show_own_dataset",), ("send_errors",), ("install", True)]
+    assert calls == [*start, ("switch", worker.SWITCH_S), ("install_lazy_images",), ("user", 0)]
+    with pytest.raises(ZeroDivisionError):
+        dataclasses.replace(copied, worker_init_fn=lambda number: 1 // number)(0)
+
+
+@pytest.mark.parametrize("fails", [False, True])
+def test_a_fetch_measures_making_alone_then_keeps_and_sends(monkeypatch, fails):
+    calls, sampled = [], [1, 2]
+
+    class Noting:
+        def __getattr__(self, name):
+            return lambda *arguments: calls.append(name)
+
+    @contextlib.contextmanager
+    def stage(name, batch):
+        calls.append((name, batch))
+        yield
+        calls.append("ended")
+
+    def collate(samples):
+        calls.append("made")
+        sampled.clear()
+        if fails:
+            raise LookupError
+        return samples
+
+    def _worker_loop(fetcher, idx):
+        return fetcher.fetch(sampled)
+
+    monkeypatch.setattr(worker, "stage", stage)
+    monkeypatch.setattr(worker, "WorkerCounters", lambda *arguments, **more: Noting())
+    monkeypatch.setattr(worker, "digest_of", lambda indices: calls.append(list(indices)))
+    one = worker.Worker(worker.WorkerSetup(None, SharedCounters(1, 2)), 0, Noting())
+    fetcher = one._follow(torch_fetch._MapDatasetFetcher(Numbers(4), True, collate, False), sends=True)
+    made = [("fetch", 5), [1, 2], "begin", "collates", "made"]
+    if fails:
+        assert type(raised_by(lambda: _worker_loop(fetcher, 5))) is LookupError
+        assert calls == [*made, "fail", "keep"]
+    else:
+        assert type(_worker_loop(fetcher, 5)) is Sent
+        assert calls == [*made, "end", "keep", "ended"]
+
+
+def test_another_loop_of_that_name_gets_batches_as_they_are(monkeypatch):
+    """Torchdata's sends each with its worker's state."""
+
+    def _worker_loop(idx):
+        fetcher = _DatasetKind.create_fetcher(_DatasetKind.Map, Numbers(4), True, as_list, False)
+        return fetcher.fetch([idx])
+
+    monkeypatch.setattr(_DatasetKind, "create_fetcher", staticmethod(_DatasetKind.create_fetcher))
+    progress = WorkerProgress(None, 0, generators=False)
+    worker.Worker(worker.WorkerSetup(None, counters := SharedCounters(1, 2)), 0, progress).install()
+    assert type(_worker_loop(3)) is list
+    assert counters.total("images") == 1
 
 
 class Garbage:
@@ -151,7 +216,7 @@ def test_a_fork_that_is_not_ours_freezes_nothing():
     before = gc.get_freeze_count()
     process = context.Process(target=lambda: log.put(gc.get_freeze_count()))
     process.start()
-    assert log.get() == before
+    assert log.get() <= before  # what is frozen may end meanwhile
     process.join()
     process.close()
     log.close()
@@ -173,13 +238,29 @@ def test_a_worker_whose_parent_was_killed_while_it_started_ends(start_method, pa
     gone = context.Process(target=int)
     gone.start()
     gone.join()
-    first_call = TakesSignals(int)
-    if parent == "dead":
-        first_call.parent = gone.pid
-    worker = context.Process(target=first_call, args=(0,))
+    worker = context.Process(target=take_signals, args=(gone.pid if parent == "dead" else os.getpid(),))
     worker.start()
     worker.join(30)
     assert worker.exitcode == (1 if parent == "dead" else 0)
+
+
+def test_a_worker_of_a_fork_server_ends_with_the_program(monkeypatch):
+    """The server, its parent, lives on: its workers hold what it would end by."""
+    monkeypatch.setattr(orphans, "LOOK_S", 0.01)
+    program, (begun, begins) = forked(threading.Event().wait), os.pipe()
+
+    def work():
+        take_signals(program)
+        os.write(begins, b".")
+        threading.Event().wait(WAIT_S)
+
+    worker = forked(work)  # this process is the server
+    os.read(begun, 1)
+    os.kill(program, signal.SIGKILL)
+    os.waitpid(program, 0)
+    assert exit_code(worker, WAIT_S) == 1
+    os.close(begun)
+    os.close(begins)
 
 
 IMAGES_WITHOUT_TORCHVISION = """

@@ -10,8 +10,8 @@ from torchvision.datasets import ImageFolder
 from torchvision.models import ResNet50_Weights
 from torchvision.transforms import v2
 
-from fastload.pipeline.reader import Refusal, read_recipe
-from fastload.pipeline.wrappers import parts_of
+from fastload.pipeline.code.wrappers import parts_of
+from fastload.pipeline.recipe import Refusal, read_recipe
 
 STEPS = [v1.RandomResizedCrop(8), v1.RandomHorizontalFlip(), v1.ToTensor()]
 

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from fastload.commands.doctor.checks import Check, gib
-from fastload.profiling.nsys import find_nsight
+from fastload.profiling.recording.nsys import find_nsight
 
 if TYPE_CHECKING:
     import torch
@@ -188,10 +188,7 @@ def check_copy(repeats: int = COPY_REPEATS) -> Check:
 def measure_copy(
     device: torch.device, *, size_bytes: int = COPY_BYTES, repeats: int = COPY_REPEATS
 ) -> tuple[float, float]:
-    """Median bytes/s from pinned and from pageable host memory to a GPU.
-
-    Blocks; uses the current stream.
-    """
+    """Median bytes/s from pinned and pageable host memory, on the current stream. Blocks."""
     import torch
 
     target = torch.empty(size_bytes, dtype=torch.uint8, device=device)

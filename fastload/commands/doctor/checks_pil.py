@@ -7,7 +7,8 @@ import statistics
 import time
 from typing import TYPE_CHECKING, Any, Final
 
-from fastload.commands.doctor.checks import Check, package_version
+from fastload._install import version_of
+from fastload.commands.doctor.checks import Check
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -23,7 +24,7 @@ def check_pil(*, measure: bool = True) -> Check:
     Args:
         measure: Time decoding and resizing (half a second, one core).
     """
-    pillow, simd = package_version("pillow"), package_version("pillow-simd")
+    pillow, simd = version_of("pillow"), version_of("pillow-simd")
     try:
         import PIL
         from PIL import features
@@ -34,29 +35,27 @@ def check_pil(*, measure: bool = True) -> Check:
     libjpeg = f"libjpeg-turbo {turbo}" if turbo else f"libjpeg {features.version('jpg')}"
     data: dict[str, Any] = {"flavour": flavour, "version": PIL.__version__, "libjpeg": libjpeg}
     finding = f"{flavour} {PIL.__version__}, {libjpeg}"
-    if measure and features.check("jpg"):
-        speed = measure_pil()
-        data |= speed
-        finding += f"; decode + crop + resize: {speed['images_per_s']:.0f} images/s on one core"
-    if pillow and simd:
-        remedy = "both write to the same folder; choose one, in a clone of fastload: make simd, or make unsimd"
-        finding += f"; pillow {pillow} and pillow-simd {simd} are both installed"
-        return Check("PIL", finding, "warning", remedy, data)
     if not features.check("jpg"):
         remedy = "it was built without libjpeg: pip install --force-reinstall pillow"
         return Check("PIL", f"{flavour} {PIL.__version__}, reads no JPEG", "missing", remedy, data)
-    if turbo is None:
-        remedy = (
-            "plain libjpeg lacks libjpeg-turbo's vector code and decodes slower: pip install --force-reinstall pillow"
-        )
+    if measure:
+        data |= measure_pil()
+        finding += f"; decode + crop + resize: {data['images_per_s']:.0f} images/s on one core"
+    if pillow and simd:
+        finding += f"; pillow {pillow} and pillow-simd {simd} are both installed"
+        remedy = "both write to the same folder; choose one, in a clone of fastload: make simd, or make unsimd"
         return Check("PIL", finding, "warning", remedy, data)
+    check = Check("PIL", finding, data=data)
+    if turbo is None:
+        remedy = "plain libjpeg lacks libjpeg-turbo's vector code and decodes slower"
+        return check.but("warning", f"{remedy}: pip install --force-reinstall pillow")
     if flavour == "Pillow-SIMD":
         remedy = (
             f"it rounds its resize otherwise than Pillow ({SIMD_DIFFERENT_VALUES:.1%} of the values differed, each by "
             "1): for the same bits as elsewhere, pip install --force-reinstall pillow (in a clone, make unsimd)"
         )
-        return Check("PIL", finding, "note", remedy, data)
-    return Check("PIL", finding, data=data)
+        return check.but("note", remedy)
+    return check
 
 
 def measure_pil() -> dict[str, float]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import shutil
 import sys
@@ -15,7 +16,7 @@ from fastload.commands.doctor.checks import Check
 
 if TYPE_CHECKING:
     import argparse
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable
 
 __all__ = ["Check", "MachineReport", "add_arguments", "doctor", "main"]
 
@@ -59,32 +60,29 @@ class MachineReport:
 
     def to_dict(self) -> dict[str, Any]:
         """The object of ``fastload doctor --json``."""
+        shown = ("status", "finding", "remedy", "data")
         return {
             "fastload": self.version,
             "ok": self.ok,
-            "checks": {
-                check.name: {
-                    "status": check.status,
-                    "finding": check.finding,
-                    "remedy": check.remedy,
-                    "data": check.data,
-                }
-                for check in self.checks
-            },
+            "checks": {check.name: {key: getattr(check, key) for key in shown} for check in self.checks},
         }
 
     def __str__(self) -> str:
         width = max(60, min(shutil.get_terminal_size((120, 40)).columns, 160))
         names = max((len(check.name) for check in self.checks), default=0)
         lines = [f"fastload {self.version}: {self.verdict()}"]
-        lines += [f"  {check.status:<7}  {check.name:<{names}}  {check.finding}" for check in self.checks]
+
+        def add(check: Check, text: str) -> None:
+            head = f"  {check.status:<7}  {check.name:<{names}}  "
+            wrapper = textwrap.TextWrapper(width, head, " " * len(head), break_on_hyphens=False, break_long_words=False)
+            lines.extend(wrapper.wrap(text))
+
+        for check in self.checks:
+            add(check, check.finding)
         if self.remedies:
             lines += ["", "What to do"]
         for check in self.remedies:
-            head = f"  {check.status:<7}  {check.name:<{names}}  "
-            lines += textwrap.wrap(
-                str(check.remedy), width, initial_indent=head, subsequent_indent=" " * len(head), break_on_hyphens=False
-            )
+            add(check, str(check.remedy))
         return "\n".join(lines)
 
     def verdict(self) -> str:
@@ -103,27 +101,29 @@ def doctor(*, measure: bool = True) -> MachineReport:
         measure: Also measure: how fast Pillow decodes and resizes (one core), and how fast a CUDA device is fed from
             pinned and pageable memory (256 MB on the host for half of a second).
     """
-    return MachineReport(__version__, tuple(_run(name, check) for name, check in _checks_to_run(measure)))
-
-
-def _checks_to_run(measure: bool) -> Iterator[tuple[str, Callable[[], Check]]]:
-    yield "python", checks.check_python
-    yield "torch", checks.check_torch
-    yield "torchvision", checks.check_torchvision
-    yield "cuda", checks_gpu.check_cuda
-    if checks_gpu.cuda_available():
-        yield "gpu", checks_gpu.check_gpu
-        if measure:
-            yield "copy", checks_gpu.check_copy
-    yield "cpu", checks.check_cpu
-    yield "memory", checks.check_memory
-    yield "/dev/shm", checks.check_shared_memory
-    yield "descriptors", checks.check_descriptors
-    yield "native core", checks.check_native_core
-    yield "PIL", lambda: checks_pil.check_pil(measure=measure)
-    yield "nvtx", checks.check_nvtx
-    yield "nsys", lambda: checks_gpu.check_nsight("nsys")
-    yield "ncu", lambda: checks_gpu.check_nsight("ncu")
+    found: dict[str, Callable[[], Check]] = {
+        "python": checks.check_python,
+        "torch": checks.check_torch,
+        "torchvision": checks.check_torchvision,
+        "cuda": checks_gpu.check_cuda,
+        "gpu": checks_gpu.check_gpu,
+        "copy": checks_gpu.check_copy,
+        "cpu": checks.check_cpu,
+        "memory": checks.check_memory,
+        "/dev/shm": checks.check_shared_memory,
+        "descriptors": checks.check_descriptors,
+        "native core": checks.check_native_core,
+        "libraries": checks.check_libraries,
+        "PIL": functools.partial(checks_pil.check_pil, measure=measure),
+        "nvtx": checks.check_nvtx,
+        "nsys": functools.partial(checks_gpu.check_nsight, "nsys"),
+        "ncu": functools.partial(checks_gpu.check_nsight, "ncu"),
+    }
+    has_gpu = checks_gpu.cuda_available()
+    left_out = {"gpu": not has_gpu, "copy": not (has_gpu and measure)}
+    return MachineReport(
+        __version__, tuple(_run(name, check) for name, check in found.items() if not left_out.get(name))
+    )
 
 
 def _run(name: str, check: Callable[[], Check]) -> Check:
@@ -152,27 +152,15 @@ def main(args: argparse.Namespace) -> int:
 
 
 def _show(report: MachineReport) -> None:
+    """Print the report, in colours where rich is installed."""
     try:
         from rich.console import Console
-        from rich.table import Table
         from rich.text import Text
     except ImportError:
         sys.stdout.write(f"{report}\n")
         return
-    console = Console()
-    screen = Table.grid(padding=(0, 2, 0, 0))
-    for no_wrap in (True, True, False):
-        screen.add_column(no_wrap=no_wrap, overflow="fold")
-
-    def add(check: Check, text: str) -> None:
-        screen.add_row(Text(check.status, _COLOURS[check.status]), Text(check.name, "bold"), Text(text))
-
-    for check in report.checks:
-        add(check, check.finding)
-    if report.remedies:
-        screen.add_row("", "", "")
-        screen.add_row("", Text("what to do", "dim"), "")
-    for check in report.remedies:
-        add(check, str(check.remedy))
-    console.print(Text(f"fastload {report.version}: {report.verdict()}", "bold" if report.ok else "bold red"))
-    console.print(screen)
+    text = Text(str(report))
+    for status, style in _COLOURS.items():
+        text.highlight_regex(rf"(?m)^  {status}\b", style)
+    text.stylize("bold" if report.ok else "bold red", 0, str(report).index("\n"))
+    Console().print(text, soft_wrap=True)

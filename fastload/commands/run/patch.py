@@ -14,14 +14,15 @@ import torch
 from torch.utils.data.dataloader import _BaseDataLoaderIter
 
 from fastload.commands.run.stateful import OwnDeviceIterator, device_of, keeps_own_state
-from fastload.engines.loader_state import state_of
-from fastload.engines.workers import first_call_of
 from fastload.loader import FastLoader
+from fastload.loader_state import state_of
 from fastload.nvtx.patching import holders
 from fastload.options import LoaderConfig, Options, has_own_iterator
-from fastload.profiling.capture import capture_from_environment
+from fastload.profiling.recording.capture import capture_from_environment
 from fastload.stats.explain import LoaderLog
 from fastload.stats.meter import Meter, NextData, counters_for, measure
+from fastload.workers.start import route_of
+from fastload.workers.worker import setup_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -161,9 +162,9 @@ def _followed(own: _Iterate) -> _Iterate:
         state, given = state_of(loader), loader.worker_init_fn
         state.check_open()
         begun = state.begun
-        counters = counters_for(loader) if has_own_iterator(loader) else None
+        counters = counters_for(loader, state.totals) if has_own_iterator(loader) else None
         if counters is not None and loader.num_workers:
-            loader.worker_init_fn = first_call_of(loader, given, counters)
+            loader.worker_init_fn = setup_of(loader, route_of(loader), counters)
         first_call = loader.worker_init_fn
         try:
             iterator = own(loader)

@@ -3,7 +3,7 @@
 A new Python replaces this process and runs the script: arguments, module search path, traceback, exit code and Ctrl-C
 are plain Python's. The settings are passed in the environment, which the script's child processes inherit (see
 ``bootstrap/sitecustomize.py``). So is ``FASTLOAD_CAPTURE``, which opens a profiler's window around some of the script's
-steps (see ``profiling/capture.py``).
+steps (see ``profiling/recording/capture.py``).
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-from fastload._argument_types import at_least
+from fastload._arguments import at_least
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

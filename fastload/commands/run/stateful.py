@@ -8,10 +8,10 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from fastload._batch import HostBatch
+from fastload.device.copy_scheduler import CopyScheduler
 from fastload.device.transfer import Transfer
-from fastload.engines.copy_scheduler import CopyScheduler
-from fastload.engines.iterators import DeviceIterator
-from fastload.engines.loader_state import state_of
+from fastload.iterators import DeviceIterator
+from fastload.loader_state import state_of
 from fastload.memory.limits import pins
 from fastload.nvtx.stages import stage
 from fastload.options import has_streams, resolve_device

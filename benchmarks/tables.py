@@ -1,0 +1,730 @@
+"""Markdown tables of records in ``benchmarks/results``, a function for each kind of record.
+
+A peer that is ahead of FastLoader is marked, and a sentence says by how much.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import operator
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Final
+
+from benchmarks._checkout import RESULTS
+from benchmarks.recipes import AROUND, LAZY, NATIVE
+from fastload.bench._steps import whole_bursts
+from fastload.measurement.record import extent, has_one_repeat
+
+OURS: Final = ("fastload", "fastload-workers", "fastload-cpu", "fastload-gpu")
+NO_PEER: Final = (*OURS, "ceiling")
+MARK: Final = " ▲"
+GAP: Final = "–"
+
+DECODES_ON_GPU_SINCE: Final = "2026-11-24"
+
+IN_SHORT: Final = ("torch-pinned", "dali-cpu", "dali-gpu", "fastload")
+"""Contenders of the first table of README and documentation."""
+
+IN_BRIEF: Final = ("torch-pinned", "dali-cpu", "dali-gpu", "torchvision-gpu", "torchcodec-gpu", "ffcv", "fastload")
+"""Contenders of README's sentence about loaders alone."""
+
+
+def table(header: Sequence[str], rows: Sequence[Sequence[str]], texts: int = 1) -> str:
+    """Format a table whose first ``texts`` columns are text, and the others figures."""
+    rule = ["---"] * texts + ["--:"] * (len(header) - texts)
+    lines = [f"| {' | '.join(row)} |" for row in (header, *rows)]
+    return "\n".join([lines[0], f"|{'|'.join(rule)}|", *lines[1:]])
+
+
+def median(value: Any) -> float:
+    """The middle of the repeats, or a figure that has none."""
+    return float(value["median"] if isinstance(value, dict) else value)
+
+
+def with_farthest(record: dict[str, Any], form: str, unit: str) -> str:
+    """Format the median of :meth:`Spread.record` and its distance to the farthest repeat."""
+    if has_one_repeat(record):
+        return f"{record['median']:{form}}{unit}"
+    farthest = max(record["max"] - record["median"], record["median"] - record["min"])
+    return f"{record['median']:{form}} ± {farthest:{form}}{unit}"
+
+
+def where(record: dict[str, Any], name: str) -> str:
+    """The machine, versions and date of a record, and its name."""
+    ran = record["environment"]
+    all_cores = ran.get("cpus", ran["usable_cpus"])  # older records do not say
+    of_all = f" of {all_cores}" if all_cores > ran["usable_cpus"] else ""
+    machine = f"{ran['gpu'] or ran['cpu']}, {ran['usable_cpus']}{of_all} cores"
+    return f"{machine}, torch {ran['torch']}, {ran['date'][:10]}; {name}"
+
+
+def _percent(share: float | None) -> str:
+    return GAP if share is None else f"{100 * share:.0f}%"
+
+
+def ladder(record: dict[str, Any]) -> str:
+    """The climb, rung by rung."""
+    rows = [
+        [
+            f"{rung['number']}. {rung['name']}" if rung["number"] else rung["name"],
+            str(rung["workers"] or GAP),
+            f"{median(rung['images_per_s']):,.0f}",
+            "{min:,.0f} to {max:,.0f}".format(**rung["images_per_s"]),
+            f"{median(rung['ms_per_step']):.1f}",
+            _percent(rung["wait_share"]),
+            _percent(rung["gpu_busy_share"]),
+            GAP if rung["h2d_gb_per_s"] is None else f"{rung['h2d_gb_per_s']:.1f}",
+        ]
+        for rung in record["rungs"]
+    ]
+    header = ["rung", "workers", "images/s", "range", "ms/step", "GPU waited", "GPU busy", "GB/s to the GPU"]
+    return table(header, rows)
+
+
+def step(record: dict[str, Any]) -> str:
+    """The cost of the device side."""
+    ms = record["ms_per_step"]
+    rows = [["ResNet-50 step, data on the GPU already", f"{median(ms['resident']):.2f} ms", "1"]]
+    for name, how in (("fed", "fed by `prefetch_to_device`"), ("inline", "copying on the compute stream")):
+        ratio = f"{median(record[f'{name}_over_resident']):.4f}"
+        rows.append([f"the same step, {how}", f"{median(ms[name]):.2f} ms", ratio])
+    rows += [[f"`next()` of {name}, batch ready", f"{median(us):.0f} µs", ""] for name, us in record["next_us"].items()]
+    parity = record["parity"]["fastloader_over_dataloader"]
+    rows.append(["no GPU, worker processes: images/s of FastLoader over DataLoader", "", f"{median(parity):.3f}"])
+    return table(["", "median", "ratio"], rows)
+
+
+def slots(record: dict[str, Any]) -> str:
+    """Slots beside torch's pinning."""
+    rows = []
+    for name, case in record["cases"].items():
+        large, held = case["batch_bytes"] > 2**20, case["held_bytes"]
+        key, unit = ("gigabytes_per_s", "GB/s") if large else ("batches_per_s", "batches/s")
+        rates = [f"{median(case[key][who]):,.1f} {unit}" for who in ("torch", "fastload")]
+        bytes_held = [f"{held[who]['third epoch'] / 1e6:,.0f} MB" for who in ("torch", "fastload")]
+        rows.append([name, *rates, f"{median(case['speedup']):.1f}×", *bytes_held])
+    header = ["delivered on the GPU", "torch, pinned", "FastLoader", "speed-up"]
+    return table([*header, "torch holds, third epoch", "FastLoader holds, third epoch"], rows)
+
+
+_DECODERS: Final = {
+    "torchvision": "torchvision on Pillow",
+    "DALI": "DALI, CPU",
+    "libjpeg-turbo alone": "libjpeg-turbo's region decode alone, no resize (from memory)",
+    "fastload on libjpeg-turbo": "fastload with libjpeg-turbo in the place of its own decoder",
+    "fastload": "fastload",
+    "fastload, from memory": "fastload, from memory",
+    "fastload, indexed": "fastload, with an index",
+    "fastload, indexed, from memory": "fastload, with an index, from memory",
+}
+
+
+def decode(record: dict[str, Any]) -> str:
+    """The core beside other decoders."""
+    core = record["one core"]
+    rows = []
+    for name, shown in _DECODERS.items():
+        if (time := core["microseconds_per_image"].get(name)) is None:
+            continue
+        ratio = ""
+        if name in core:
+            alone = name == "libjpeg-turbo alone"
+            ratio = f"{median(core[name]):.2f}× its time" if alone else f"{median(core[name]):.1f}× as fast"
+        if (indexed := core.get("indexed", {}).get(name)) is not None:
+            ratio += f", with an index {median(indexed):.2f}×"
+        rows.append([shown, f"{median(time):,.0f} µs", ratio])
+    elsewhere = []
+    for path in sorted(RESULTS.glob("decode-*.json")):
+        other = json.loads(path.read_text())
+        ratio, ran = f"{median(other['one core']['torchvision']):.1f}×", other["environment"]
+        elsewhere.append(f"{ratio} ({ran['cpu']}, {ran['usable_cpus']} cores, `{path.name}`)")
+    others = f"\n\nBeside torchvision on other machines: {', '.join(elsewhere)}." if elsewhere else ""
+    return f"{table(['one core', 'per image', 'fastload is'], rows)}{others}"
+
+
+def recipes(record: dict[str, Any]) -> str:
+    """Well-known training programs, one by one."""
+    counts = record["counts"]
+    text = "{same} of {recipes} give torch's batches, bit for bit; {native} run wholly on decode threads; {faster} are"
+    skipped = f" {counts['skipped']} were skipped." if counts["skipped"] else ""
+    cut_off = "" if record.get("complete", True) else " The run ended early: the other recipes were not measured."
+    note = f"{cut_off} {record['note'] or ''}".rstrip()
+    counted = f"{text.format(**counts)} faster than 1.3 times torch's DataLoader.{skipped}{note}"
+    return f"{counted}\n\n{onecore(record)}"
+
+
+def onecore(record: dict[str, Any]) -> str:
+    """Recipes, where each ran and how fast."""
+    rows = []
+    for row in record["rows"]:
+        known = [row["recipe"], row["what"]]
+        if (gain := row.get("speedup")) is None:
+            rows.append([*known, row.get("skipped", "different batches"), *[GAP] * 3])
+            continue
+        place = row["where"].removeprefix("workers, ")
+        rows.append([*known, place, *_rates(row, "torch", "fastload"), with_farthest(gain, ".1f", "×")])
+    header = ["recipe", "transforms", "runs on", "torch, images/s", "fastload, images/s", "speed-up"]
+    return table(header, rows, texts=3)
+
+
+def _rates(row: dict[str, Any], *names: str) -> list[str]:
+    return [f"{median(row['images_per_s'][name]):,.0f}" for name in names]
+
+
+def sources(record: dict[str, Any]) -> str:
+    """Loaders over each source, beside what its users would use otherwise."""
+    rows = []
+    for row in record["rows"]:
+        if "images_per_s" not in row:
+            rows.append([row["what"], row.get("skipped", "different batches"), *[GAP] * 4])
+            continue
+        beside = row["beside"]
+        for name, gain in row["speedup"].items():
+            known = [row["what"], f"{name}, beside {beside}", "yes" if name in row["compared"] else GAP]
+            rows.append([*known, *_rates(row, beside, name), with_farthest(gain, ".1f", "×")])
+    header = ["source", "loaders", "same bits", "beside, images/s", "images/s", "speed-up"]
+    return table(header, rows, texts=3)
+
+
+def programs(record: dict[str, Any]) -> str:
+    """Programs as their authors wrote them, one by one."""
+    counts = record["counts"]
+    text = (
+        f"{counts['same']} of {counts['programs']} runs get torch's batches, bit for bit; {counts['native']} run "
+        f"wholly on decode threads; {counts['faster']} are faster than 1.3 times torch's DataLoader, "
+        f"{counts['decoding_faster']} of the {counts['decoding']} among them whose samples take a third of their time "
+        f"or more to decode."
+    )
+    for row in record["not_compared"]:
+        text += (
+            f" Not counted: {row['repository']}, {row['program']}, where two epochs of torch's own loader differ "
+            f"({row['speedup']['median']:.2f}×)."
+        )
+    rows = [
+        [
+            *(row["repository"], row["program"], str(row["workers"]), row["where"].removeprefix("workers, ")),
+            _percent(row["decode_share"]),
+            *_rates(row, "torch", "fastload"),
+            with_farthest(row["speedup"], ".2f", "×"),
+        ]
+        for row in record["rows"]
+    ]
+    header = ["repository", "program", "workers", "runs on", "decoding", "torch, images/s", "fastload, images/s"]
+    return f"{text}\n\n{table([*header, 'speed-up'], rows, texts=4)}"
+
+
+_FITS: Final = {
+    NATIVE: (
+        "JPEG, PNG or WebP files in `ImageFolder` or another dataset that the plan knows, in archives or object "
+        "stores, or arrays of CIFAR's and MNIST's kind; crops, flips, resizes, colours, `RandAugment` and the like "
+        "of torchvision or timm",
+        "C++ decode threads, no worker processes",
+    ),
+    AROUND: (
+        "the same with a `collate_fn`, `target_transform` or `worker_init_fn` of your own",
+        "torch's workers; samples are made natively in them",
+    ),
+    LAZY: (
+        "any other dataset and transforms that open JPEG files with Pillow",
+        "torch's workers, your code as it is; only what is used of a file is decoded, natively",
+    ),
+}
+
+
+def fit(record: dict[str, Any]) -> str:
+    """Kinds of pipelines, where each runs, and the speed-ups of its recipes."""
+    rows = []
+    for place, what in _FITS.items():
+        gains = [median(row["speedup"]) for row in record["rows"] if row.get("where") == place and row.get("speedup")]
+        ends = dict.fromkeys(f"{value:.1f}" for value in (min(gains), max(gains))) if gains else ()
+        rows.append([*what, f"{' to '.join(ends)}×" if ends else "not measured"])
+    rest = "anything else: other arrays, text, audio"
+    rows.append([rest, "torch's workers, into pinned slots", "none, but for the copy to the GPU"])
+    rows.append(["a model that keeps the GPU busy already", GAP, "none"])
+    return table(["you have", "it runs on", "loader's speed-up over torch's"], rows, texts=3)
+
+
+def objectstore(record: dict[str, Any]) -> str:
+    """Images per second, and a core's time, of a store beside a folder."""
+    rows = []
+    for point in record["points"]:
+        for name, row in point["contenders"].items():
+            rate, share, cpu = (median(row[key]) for key in ("images_per_s", "of_folder", "cpu_us_per_image"))
+            rows.append([f"{point['latency_ms']:g} ms", name, f"{rate:,.0f}", f"{share:.0%}", f"{cpu:,.0f} µs"])
+    shown = table(["latency", "from", "images/s", "of the folder", "a core's time for an image"], rows, texts=2)
+    threads, cores = record["parameters"]["threads"], record["cores"]["loader"]
+    size = f"photographs of {record['dataset']['mean_bytes'] / 1e3:.0f} KB"
+    return f"{shown}\n\nMedians; {threads} decode threads on {cores} core{'s' * (cores > 1)}, {size}."
+
+
+def cluster(record: dict[str, Any]) -> str:
+    """Images per second, and a core's time, of tasks beside workers."""
+    rows = []
+    for point in record["points"]:
+        for name, row in point["contenders"].items():
+            rate, cpu = median(row["images_per_s"]), median(row["cpu_ms_per_image"])
+            rows.append([point["transform"], name, f"{rate:,.0f}", f"{cpu:.1f} ms"])
+    shown = table(["transform", "made by", "images/s", "a core's time for an image"], rows, texts=2)
+    ran = record["parameters"]
+    tasks = f"{ran['workers']} workers or tasks, epochs of {ran['images']} images"
+    return f"{shown}\n\nMedians; {tasks}, Ray {record['ray']}."
+
+
+def gpudecode(record: dict[str, Any]) -> str:
+    """The kernels, a step beside them, the crops compared; reasons for parts without figures."""
+    parts = _measured(record)
+    said = [words(parts[name]) for name, words in _GPU_PARTS.items() if name in parts]
+    for name in _GPU_PARTS:
+        part = record.get(name, {"skipped": "not asked"})
+        if reason := part.get("skipped") or part.get("failed"):
+            said.append(f"Not measured: {name}, {' '.join(str(reason).split())}.")
+    if parts.keys() & {"kernels", "step"}:
+        data = record["dataset"]
+        threads = record["parameters"]["threads"]
+        said.append(f"{threads} threads; {data['images']} images of {data['mean_kb']:,.0f} KB.")
+    return "\n\n".join(said)
+
+
+def _gpudecode_in_brief(record: dict[str, Any]) -> str:
+    parts = _measured(record)
+    said = []
+    if (total := parts.get("kernels", {}).get("decode_ms")) is not None:
+        said.append(f"The kernels take {total['median']:.2f} ms for {parts['kernels']['batch_size']} images.")
+    said += [words(parts[name]) for name, words in (("step", _step), ("verify", _verify)) if name in parts]
+    return " ".join(said)
+
+
+def _measured(record: dict[str, Any]) -> dict[str, Any]:
+    parts = {name: record[name] for name in _GPU_PARTS if name in record}
+    return {name: part for name, part in parts.items() if not part.keys() & {"skipped", "failed"}}
+
+
+def _kernels(part: dict[str, Any]) -> str:
+    rows = [
+        [f"`{name.rpartition('.')[2]}`", with_farthest(one, ".3f", " ms")]
+        for name, one in part["ms"].items()
+        if one["median"] >= 0.0005
+    ]
+    if part["decode_ms"] is not None:
+        rows.append(["all that decode", f"**{with_farthest(part['decode_ms'], '.3f', ' ms')}**"])
+    profiled = sorted(part["profiled_ms"].items(), key=lambda item: -item[1])
+    rows += [[f"profiler: `{_short(name)}`", f"{ms:.3f} ms"] for name, ms in profiled if ms >= 0.005]
+    shown = table([f"for {part['batch_size']} images that the GPU decodes", ""], rows)
+    return f"{shown}\n\n{part['images'] / part['of_images']:.1%} of the images were decoded on the GPU."
+
+
+def _short(name: str, most: int = 60) -> str:
+    """A kernel's name without its arguments; the templates of torch's kernels are long."""
+    line = name.partition("(")[0].removeprefix("void ").replace("|", "/").replace("`", "").strip()
+    return line if len(line) <= most else line[:most] + " …"
+
+
+def _step(part: dict[str, Any]) -> str:
+    over, ms = part["fed_over_resident"], part["ms_per_step"]
+    return (
+        f"A {_model(part['model'])} step takes {ms['resident']['median']:.2f} ms with its data on the GPU already, "
+        f"{ms['fed']['median']:.2f} ms while the GPU also decodes the next batch: {over['median']:.4f} times as long "
+        f"({extent(over, '.4f')})."
+    )
+
+
+def _verify(part: dict[str, Any]) -> str:
+    if not part["on_gpu"]:
+        return f"{part['pillow_crops']:,} crops by decode threads beside Pillow's: {part['differ']} differ."
+    return (
+        f"{part['differ']:,} of {part['crops']:,} random crops of varied files differ in a bit from the decode "
+        f"threads'. The GPU decoded {part['gpu_staged']:,} of them; {part['pillow_crops']:,} were compared with "
+        "Pillow's, too."
+    )
+
+
+def _verify_with_files(part: dict[str, Any]) -> str:
+    kinds = ("colour", "grey", "progressive", "CMYK")
+    files = ", ".join(f"{part['files'][kind]:,} {kind}" for kind in kinds if kind in part["files"])
+    return f"{_verify(part)} Files: {files}; {len(part['by_transform'])} transforms."
+
+
+_GPU_PARTS: Final = {"kernels": _kernels, "step": _step, "verify": _verify_with_files}
+
+
+@dataclass(frozen=True)
+class Column:
+    """One figure of every contender.
+
+    Attributes:
+        title: Heading of the column.
+        figure: Name of the figure.
+        values: Medians by contender; contenders without one are absent.
+        show: Function that formats a figure.
+        more_is_better: Whether the larger figure is ahead.
+        spread: Smallest and largest repeat by contender, where there are several.
+        bounds: Contenders whose figure is a lower bound.
+    """
+
+    title: str
+    figure: str
+    values: dict[str, float]
+    show: Callable[[float], str]
+    more_is_better: bool
+    spread: dict[str, tuple[float, float]]
+    bounds: frozenset[str] = frozenset()
+
+    @property
+    def is_ranked(self) -> bool:
+        """Whether one value is better than another at all."""
+        return self.figure != "watts"
+
+    def ahead(self, engine: str = "fastload") -> list[str]:
+        """Peers that do better than one of FastLoader's engines, the best first."""
+        if engine not in self.values or not self.is_ranked:
+            return []
+        is_better = operator.gt if self.more_is_better else operator.lt
+        own, peers = self.values[engine], [name for name in self.values if name not in NO_PEER]
+        better = [name for name in peers if is_better(self.values[name], own)]
+        return sorted(better, key=self.values.__getitem__, reverse=self.more_is_better)
+
+    def lead(self, name: str, engine: str = "fastload") -> float:
+        """How many times better a peer is."""
+        own, other = self.values[engine], self.values[name]
+        return other / own if self.more_is_better else own / other
+
+    def only(self, names: Sequence[str]) -> Column:
+        """The same column of some contenders."""
+        return replace(self, values={name: self.values[name] for name in names if name in self.values})
+
+    def cell(self, name: str, *, spread: bool) -> str:
+        """A contender's figure."""
+        if name not in self.values:
+            return GAP
+        value = self.values[name]
+        text = self.show(value)
+        if name in self.bounds:
+            text = f"≥ {text}"
+        if spread and name in self.spread:
+            low, high = self.spread[name]
+            farthest = self.show(max(high - value, value - low))
+            unit = farthest.lstrip("0123456789.,")  # of "34.1%" and "10.7%" once: "34.1 ± 10.7%"
+            text = f"{text.removesuffix(unit)} ± {farthest}"
+        return text + MARK if name in self.ahead() else text
+
+
+FIGURES: Final[dict[str, tuple[bool, Callable[[float], str]]]] = {
+    "images_per_s": (True, "{:,.0f}".format),
+    "share_of_ceiling": (True, "{:.1%}".format),
+    "scaling_efficiency": (True, "{:.1%}".format),
+    "first_batch_s": (False, "{:.2f} s".format),
+    "processor_ms_per_image": (False, "{:.2f} ms".format),
+    "main_thread_us_per_batch": (False, "{:,.0f} µs".format),
+    "host_bytes": (False, lambda value: f"{value / 1e6:,.0f} MB"),
+    "device_bytes": (False, lambda value: f"{value / 1e6:,.0f} MB"),
+    "joules_per_million": (False, "{:,.0f} J".format),
+    "watts": (False, "{:,.0f} W".format),
+}
+"""Whether more is better, and the format, of each figure of a contender."""
+
+
+def column(title: str, point: dict[str, Any], figure: str) -> Column:
+    """The column of one point of a record."""
+    figures = {name: result[figure] for name, result in point["contenders"].items() if result.get(figure) is not None}
+    spreads = {name: value for name, value in figures.items() if isinstance(value, dict) and not has_one_repeat(value)}
+    more_is_better, show = FIGURES[figure]
+    return Column(
+        title=title,
+        figure=figure,
+        values={name: median(value) for name, value in figures.items()},
+        show=show,
+        more_is_better=more_is_better,
+        spread={name: (value["min"], value["max"]) for name, value in spreads.items()},
+        bounds=frozenset(name for name, result in point["contenders"].items() if result.get("lower_bound")),
+    )
+
+
+def _by_threads(*figures: tuple[str, str]) -> Callable[[dict[str, Any]], list[Column]]:
+    """Return columns of figures by title, in which ``THREADS`` stands for the threads."""
+
+    def columns(record: dict[str, Any]) -> list[Column]:
+        found = [
+            column(title.replace("THREADS", _threads(point)) + _recipe(point), point, figure)
+            for point in _in_order(record)
+            for title, figure in figures
+        ]
+        return [one for one in found if one.values or one.figure != "device_bytes"]
+
+    return columns
+
+
+def _train(record: dict[str, Any]) -> list[Column]:
+    """Shares of the ceiling, whose images per second stand in the title."""
+    columns = []
+    models = [point["model"] for point in record["points"]]
+    for point in sorted(_in_order(record), key=lambda point: models.index(point["model"])):
+        top = point["contenders"].get("ceiling")
+        images = f"<br>of {median(top['images_per_s']):,.0f}/s" if top else ""
+        title = f"{_model(point['model'])}, {_cores(point)}{_recipe(point)}{images}"
+        columns.append(column(title, point, "share_of_ceiling"))
+    return columns
+
+
+def _one_model(record: dict[str, Any]) -> list[Column]:
+    """Images per second, shares of the ceiling, and the training thread's time."""
+    (point,) = record["points"]
+    return [
+        column(f"{_model(point['model'])}, {_cores(point)}: images/s", point, "images_per_s"),
+        column("of the ceiling", point, "share_of_ceiling"),
+        column("main thread per batch", point, "main_thread_us_per_batch"),
+    ]
+
+
+def _scaling(record: dict[str, Any]) -> list[Column]:
+    columns = []
+    for point in sorted(record["points"], key=lambda point: (point.get("edge_px", math.inf), point["batch_size"])):
+        size = f"batches of {point['batch_size']}"
+        if "edge_px" in point:
+            size = f"{point['edge_px']} px, {point['dataset']['mean_kb']:,.0f} KB, {size}"
+        columns.append(column(size, point, "images_per_s"))
+    return columns
+
+
+def _multigpu(record: dict[str, Any]) -> list[Column]:
+    """Images per second of all GPUs, and the scaling efficiency against one GPU."""
+    columns = []
+    for point in record["points"]:
+        count = point["processes"]
+        columns.append(column(f"{count} GPU{'s' if count > 1 else ''}", point, "images_per_s"))
+        if count > 1:
+            columns.append(column(f"scaling, {count} GPUs", point, "scaling_efficiency"))
+    return columns
+
+
+def _in_order(record: dict[str, Any]) -> list[dict[str, Any]]:
+    """The points, which several commands may have measured in any order."""
+    return sorted(record["points"], key=operator.itemgetter("threads"))
+
+
+def _threads(point: dict[str, Any]) -> str:
+    return f"{point['threads']} thread{'s' if point['threads'] > 1 else ''}"
+
+
+def _cores(point: dict[str, Any]) -> str:
+    return _threads(point) if point["cores"] is None else f"{point['cores']} cores"
+
+
+def _recipe(point: dict[str, Any]) -> str:
+    names = {"crops": "", "randaugment": ", RandAugment", "trivialaugment": ", TrivialAugmentWide"}
+    return names[point.get("recipe", "crops")]  # older records do not say
+
+
+def _model(name: str) -> str:
+    return {"resnet50": "ResNet-50", "resnet18": "ResNet-18", "vit_s_16": "ViT-S/16"}.get(name, name)
+
+
+_loaders = _by_threads(("THREADS", "images_per_s"))
+
+COLUMNS: Final[dict[str, Callable[[dict[str, Any]], list[Column]]]] = {
+    "loaders": _loaders,
+    "train": _train,
+    "one_model": _one_model,
+    "firstbatch": _by_threads(("THREADS", "first_batch_s")),
+    "cpu": _by_threads(
+        ("per image, THREADS", "processor_ms_per_image"), ("main thread per batch", "main_thread_us_per_batch")
+    ),
+    "scaling": _scaling,
+    "memory": _by_threads(("host, THREADS", "host_bytes"), ("GPU, THREADS", "device_bytes")),
+    "energy": _by_threads(
+        ("per million images, THREADS", "joules_per_million"), ("power", "watts"), ("images/s, THREADS", "images_per_s")
+    ),
+    "multigpu": _multigpu,
+}
+"""Columns of the tables of peers, by their names."""
+
+
+def peers(record: dict[str, Any], columns: list[Column]) -> str:
+    """A table of peers, who is ahead, how they were measured, and who is missing."""
+    parts = [
+        _contenders(record, columns, spread=True),
+        who_is_ahead(record, columns),
+        _age(record),
+        _pixels(record),
+        _without_slots(record),
+        _absent(record),
+        _how(record),
+        _versions(record),
+    ]
+    return "\n\n".join(part for part in parts if part)
+
+
+def share(record: dict[str, Any]) -> str:
+    """The first table: one model's share of full GPU speed."""
+    points = [point for point in record["points"] if point["model"] == "resnet50"]
+    few = {"contenders": {name: known for name, known in record["contenders"].items() if name in IN_SHORT}}
+    columns = [
+        replace(one.only(list(few["contenders"])), title=one.title.partition(", ")[2].partition("<br>")[0])
+        for one in _train({"points": points})
+    ]
+    shown = _contenders(few, columns, spread=True).replace("|  |", "| ResNet-50, share of full GPU speed |", 1)
+    ahead = who_is_ahead(few, columns)
+    return f"{shown}\n\nMedian ± the farthest of five repeats. {ahead} {_age(record)}".rstrip()
+
+
+def beside(record: dict[str, Any]) -> str:
+    """Rates of few loaders alone, the fastest first, and the cost of GPU decoding."""
+    few = {"contenders": {name: known for name, known in record["contenders"].items() if name in IN_BRIEF}}
+    columns = [one.only(list(few["contenders"])) for one in _loaders(record)]
+    rates = [
+        f"{few['contenders'][name]['title']} {' / '.join(one.cell(name, spread=False) for one in columns)}"
+        for name in sorted(few["contenders"], key=lambda name: -columns[-1].values.get(name, 0.0))
+        if any(name in one.values for one in columns)
+    ]
+    threads = " / ".join(one.title.partition(" ")[0] for one in columns)
+    ahead = who_is_ahead(few, columns).replace("\n\n", " ")
+    path = RESULTS / "gpudecode.json"
+    on_gpu = _gpudecode_in_brief(json.loads(path.read_text())) if path.exists() else ""
+    return f"Images per second with {threads} threads: {'; '.join(rates)}. {ahead}\n\n{on_gpu}".rstrip()
+
+
+def _contenders(record: dict[str, Any], columns: list[Column], *, spread: bool) -> str:
+    """Contenders as rows, or as columns if there are more columns than contenders."""
+    rows = [["", *(one.title for one in columns)]]
+    for name, known in record["contenders"].items():
+        if any(name in one.values for one in columns):
+            title = f"**{known['title']}**" if name in OURS else known["title"]
+            rows.append([title, *(one.cell(name, spread=spread) for one in columns)])
+    if len(columns) >= len(rows):
+        rows = [list(row) for row in zip(*rows, strict=True)]
+    notes = []
+    if any(GAP in row for row in rows):
+        notes.append(f"{GAP}: not asked, or not measured.")
+    if any(one.bounds for one in columns):
+        notes.append("≥: what the library pins by itself cannot be seen.")
+    return "\n\n".join([table(rows[0], rows[1:]), *([" ".join(notes)] if notes else [])])
+
+
+def who_is_ahead(record: dict[str, Any], columns: list[Column]) -> str:
+    """In which columns a peer is ahead of which engine, and by how much."""
+    sentences = []
+    for engine in ("fastload", "fastload-workers"):
+        if not any(engine in one.values and set(one.values) - set(NO_PEER) for one in columns):
+            continue
+        title = record["contenders"][engine]["title"]
+        places = []
+        for one in columns:
+            leads = [
+                f"{record['contenders'][name]['title']} by {_times(one.lead(name, engine))}"
+                for name in one.ahead(engine)
+            ]
+            if leads:
+                places.append(f"{one.title.partition('<br>')[0]}: {', '.join(leads)}")
+        mark = f"{MARK.strip()} ahead" if engine == "fastload" else "Ahead"
+        sentences.append(
+            f"{mark} of {title}. {'; '.join(places)}." if places else f"No peer that was measured is ahead of {title}."
+        )
+    return "\n\n".join(sentences)
+
+
+def _times(lead: float) -> str:
+    return f"{100 * (lead - 1):.1f}%" if lead < 1.1 else f"{lead:.1f}×" if lead < 10 else f"{lead:.0f}×"
+
+
+def _age(record: dict[str, Any]) -> str:
+    """Say if a record is older than decoding on the GPU."""
+    ran = record["environment"]
+    if not ran["gpu"] or ran["date"] >= DECODES_ON_GPU_SINCE or "fastload" not in record["contenders"]:
+        return ""
+    return "Recorded before FastLoader decoded on the GPU, too."
+
+
+def _pixels(record: dict[str, Any]) -> str:
+    """Whose whole images differ from Pillow's, and by how much; said of loaders alone."""
+    if record["benchmark"] != "loaders":
+        return ""
+    off = []
+    for known in record["contenders"].values():
+        seen = known.get("check", {})
+        if seen.get("mean_difference"):
+            off.append(f"{known['title']} {seen['mean_difference']:.2f} (at most {seen['largest_difference']:.0f})")
+    return f"Mean difference from Pillow's pixels, of 255, in whole resized images: {'; '.join(off)}." if off else ""
+
+
+def _without_slots(record: dict[str, Any]) -> str:
+    workers = [point["contenders"].get("fastload-workers", {}) for point in record["points"]]
+    turns = [turn for one in workers for turn in one.get("turns", ())]
+    without = sum(1 for turn in turns if not turn["pinned"]["arena_bytes"])
+    if not without or not record["environment"]["gpu"]:
+        return ""
+    return (
+        "FastLoader's workers begin on torch's path while their slots are made; "
+        f"in {without} of {len(turns)} turns they had none yet at the end."
+    )
+
+
+def _absent(record: dict[str, Any]) -> str:
+    """Who did not take part, or ended on the way, and why."""
+    reasons = [
+        f"* {known['title']}: {_first_words(reason)}"
+        for known in record["contenders"].values()
+        if (reason := known.get("missing") or known.get("failed"))
+    ]
+    return "Not measured, or not everywhere:\n\n" + "\n".join(reasons) if reasons else ""
+
+
+def _first_words(reason: str, most: int = 200) -> str:
+    line = " ".join(reason.split()).replace("|", "/").replace("<", "‹").replace(">", "›")
+    return line if len(line) <= most else line[:most].rsplit(" ", 1)[0] + " …"
+
+
+def _how(record: dict[str, Any]) -> str:
+    asked, points = record["parameters"], record["points"]
+    said = []
+    for key, one, what in (("repeats", "repeat", "repeats"), ("batch_size", "image a batch", "images a batch")):
+        if found := sorted({point.get(key, asked.get(key)) for point in points} - {None}):
+            said.append(f"{_or(found)} {one if found == [1] else what}")
+    if isinstance(asked.get("threads"), int):
+        said.append(f"{asked['threads']} threads")
+    if threads := sorted({point["threads"] for point in points if "processes" in point}):
+        said.append(f"{_or(threads)} threads a process")
+    said += _turns(asked, [result for point in points for result in point["contenders"].values()], points)
+    for data in [record["dataset"], *(point["dataset"] for point in points if "dataset" in point)]:
+        cached = data.get("page_cache_share")
+        part = "" if cached is None else f", {cached:.0%} of them in the page cache"
+        said.append(f"{data['images']} images of {data['mean_kb']:,.0f} KB{part}")
+    return f"{'; '.join(dict.fromkeys(said))}."
+
+
+def _turns(asked: dict[str, Any], results: list[dict[str, Any]], points: list[dict[str, Any]]) -> list[str]:
+    """The length of the turns."""
+    limits = sorted({point["row_seconds"] for point in points if point.get("row_seconds")})
+    if steps := sorted({result["steps"] for result in results if "steps" in result}):
+        said = [f"turns of {' to '.join(map(str, dict.fromkeys((steps[0], steps[-1]))))} steps"]
+    elif asked.get("steps"):
+        said = [f"turns of {_or(sorted({whole_bursts(asked['steps'], point['threads']) for point in points}))} steps"]
+    elif any("images_per_s" in result for result in results):
+        seconds = sorted({point.get("seconds", asked["seconds"]) for point in points})
+        said = [f"turns of {'up to' if limits else 'at least'} {_or(seconds)} s"]
+    else:
+        return []
+    return said + [f"about {_or(limits)} s for all turns of a column" for _ in limits[:1]]
+
+
+def _or(values: Sequence[float]) -> str:
+    return " or ".join(f"{value:g}" for value in values)
+
+
+def _versions(record: dict[str, Any]) -> str:
+    found: dict[str, str] = {}
+    for known in record["contenders"].values():
+        found |= known.get("versions", {})
+    return f"Versions: {', '.join(f'{name} {version}' for name, version in sorted(found.items()))}." if found else ""
+
+
+TABLES: Final[dict[str, Callable[[dict[str, Any]], str]]] = {
+    **{made.__name__: made for made in (ladder, step, slots, decode, recipes, onecore, sources, programs, fit)},
+    **{made.__name__: made for made in (objectstore, cluster, gpudecode, share, beside)},
+}
+"""What stands between markers on a page, by the table's name, beside those of :data:`COLUMNS`."""
+
+
+def shown(name: str, record: dict[str, Any]) -> str:
+    """Format a record as the table ``name``."""
+    return peers(record, COLUMNS[name](record)) if name in COLUMNS else TABLES[name](record)

@@ -1,0 +1,147 @@
+#include "base/source.h"
+
+#include <algorithm>
+#include <cerrno>
+#include <utility>
+
+#include <fcntl.h>
+#include <unistd.h>
+
+namespace fastload {
+namespace {
+
+timespec modified(const struct stat& about) {
+#if defined(__APPLE__)
+  return about.st_mtimespec;
+#else
+  return about.st_mtim;
+#endif
+}
+
+}  // namespace
+
+ByteSource& ByteSource::operator=(ByteSource&& other) noexcept {
+  close();
+  data_ = std::exchange(other.data_, nullptr);
+  size_ = other.size_;
+  buffer_ = std::move(other.buffer_);
+  descriptor_ = std::exchange(other.descriptor_, -1);
+  chunk_at_ = other.chunk_at_;
+  known_ = other.known_;
+  identity_ = other.identity_;
+  stop_ = other.stop_;
+  failure_ = other.failure_;
+  error_number_ = other.error_number_;
+  return *this;
+}
+
+void ByteSource::close() {
+  if (descriptor_ >= 0) ::close(std::exchange(descriptor_, -1));
+}
+
+Buffer ByteSource::take_buffer() {
+  close();
+  if (data_ == buffer_.data()) data_ = nullptr;
+  return std::exchange(buffer_, Buffer());
+}
+
+Status ByteSource::fail(int error_number) {
+  error_number_ = error_number;
+  return failure_ = Status::unreadable;
+}
+
+Status ByteSource::open(const char* path, const HashKey* key) {
+  // O_NONBLOCK: opening a named pipe must not wait for its writer. No effect on regular files.
+  do {
+    descriptor_ = ::open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK);
+  } while (descriptor_ < 0 && errno == EINTR);
+  const Status status = examine();
+  if (status != Status::ok) {
+    close();
+    return status;
+  }
+  if (key == nullptr && size_ > kWholeFileBytes) {
+    buffer_.resize(kChunkBytes);
+    buffer_.truncate(0);
+    return Status::ok;
+  }
+  if (key == nullptr) {
+    buffer_.resize(size_);
+    fill(0, size_);
+  } else if (!read_tagged(*key) && failure_ == Status::ok) {
+    fail(EBADMSG);
+  }
+  close();
+  static const std::uint8_t nothing = 0;
+  if (failure_ == Status::ok) data_ = size_ > 0 ? buffer_.data() : &nothing;
+  return failure_;
+}
+
+// Checks that the open file is a regular file, and the same as before.
+Status ByteSource::examine() {
+  struct stat about;
+  if (descriptor_ < 0 || ::fstat(descriptor_, &about) != 0) return fail(errno);
+  if (S_ISDIR(about.st_mode)) return fail(EISDIR);
+  if (!S_ISREG(about.st_mode)) return Status::unsupported;
+  const Identity found{about.st_dev, about.st_ino, about.st_size, modified(about)};
+  if (known_ &&
+      (found.device != identity_.device || found.inode != identity_.inode || found.size != identity_.size ||
+       found.modified.tv_sec != identity_.modified.tv_sec || found.modified.tv_nsec != identity_.modified.tv_nsec)) {
+    return Status::corrupt;
+  }
+  identity_ = found;
+  known_ = true;
+  size_ = static_cast<std::size_t>(about.st_size);
+  return Status::ok;
+}
+
+// Reads the data of a file that was tagged with the key; false if it was not. Nothing is allocated for others.
+bool ByteSource::read_tagged(const HashKey& key) {
+  Tags tags;
+  const std::size_t data = size_ - std::min(size_, kTagsBytes);
+  if (read(data, tags.data(), kTagsBytes) != kTagsBytes || !is_tagged(key, tags, data)) return false;
+  buffer_.resize(data);
+  fill(0, data);
+  size_ = buffer_.size();
+  return failure_ == Status::ok && tags == tags_of(key, buffer_.data(), size_);
+}
+
+// The bytes that could be read from `offset` on, up to `wanted`.
+std::size_t ByteSource::read(std::size_t offset, std::uint8_t* to, std::size_t wanted) {
+  std::size_t got = 0;
+  while (got < wanted) {
+    const ssize_t count = ::pread(descriptor_, to + got, wanted - got, static_cast<off_t>(offset + got));
+    if (count == 0) break;  // the file has shrunk
+    if (count > 0) {
+      got += static_cast<std::size_t>(count);
+    } else if (errno != EINTR) {
+      fail(errno);
+      break;
+    }
+  }
+  return got;
+}
+
+// Reads `wanted` bytes from `offset` on into the buffer, which must be large enough.
+void ByteSource::fill(std::size_t offset, std::size_t wanted) {
+  const std::size_t got = read(offset, buffer_.data(), wanted);
+  chunk_at_ = offset;
+  buffer_.truncate(got);
+  if (got < wanted && failure_ == Status::ok) size_ = offset + got;
+}
+
+Span ByteSource::at(std::size_t offset, std::size_t count) {
+  if (failure_ == Status::ok && stopped()) failure_ = Status::cancelled;
+  if (failure_ != Status::ok || offset >= size_) return {};
+  if (data_ != nullptr) return {data_ + offset, size_ - offset};
+  const std::size_t needed = std::min(count, size_ - offset);
+  if (offset < chunk_at_ || offset + needed > chunk_at_ + buffer_.size()) {
+    buffer_.resize(kChunkBytes);  // within its capacity
+    fill(offset, std::min(kChunkBytes, size_ - offset));
+    if (failure_ != Status::ok) return {};
+  }
+  const std::size_t skipped = offset - chunk_at_;
+  return {buffer_.data() + skipped, buffer_.size() - skipped};
+}
+
+}  // namespace fastload

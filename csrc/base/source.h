@@ -1,0 +1,101 @@
+// One image's encoded bytes, from memory or from a file. Knows neither Python nor torch.
+#pragma once
+
+#include <atomic>
+#include <cstddef>
+#include <cstdint>
+#include <utility>
+
+#include <sys/stat.h>
+#include <sys/types.h>
+#include <time.h>
+
+#include "base/buffer.h"
+#include "base/keyed_hash.h"
+#include "base/status.h"
+
+namespace fastload {
+
+// Files up to this size are read whole, with one open, fstat and read.
+inline constexpr std::size_t kWholeFileBytes = std::size_t{1} << 20;
+// Larger files are read in pieces of this size, when the decoder needs them.
+inline constexpr std::size_t kChunkBytes = std::size_t{256} << 10;
+
+// Bytes that the source owns or borrows; valid until its next call.
+struct Span {
+  const std::uint8_t* data = nullptr;
+  std::size_t size = 0;
+};
+
+// Reads borrowed bytes or a file. Not thread-safe; may be moved between threads.
+class ByteSource {
+ public:
+  ByteSource() = default;
+  ByteSource(const std::uint8_t* data, std::size_t size) { borrow(data, size); }
+  ~ByteSource() { close(); }
+  ByteSource(ByteSource&& other) noexcept { *this = std::move(other); }
+  ByteSource& operator=(ByteSource&& other) noexcept;
+
+  // Reads these bytes, which must stay valid.
+  void borrow(const std::uint8_t* data, std::size_t size) {
+    data_ = data;
+    size_ = size;
+  }
+
+  // Once `stop` is true, the source gives no more bytes and failure() is `cancelled`.
+  void watch(const std::atomic<bool>* stop) { stop_ = stop; }
+  bool stopped() const { return stop_ != nullptr && stop_->load(std::memory_order_relaxed); }
+
+  // Gives the source memory for file contents. take_buffer() returns it and closes the file.
+  void set_buffer(Buffer&& buffer) { buffer_ = std::move(buffer); }
+  Buffer take_buffer();
+
+  // Opens the regular file `path`. Returns `unreadable` (see error_number()) or `unsupported` (a pipe or a device). A
+  // closed source may be opened again; `corrupt` then means that the file was replaced or written to. A file that
+  // shrinks while it is read ends at the bytes that could be read. With `key`, the file must have been tagged with it,
+  // and is always read whole: `unreadable` (EBADMSG) if it was not. Throws std::bad_alloc.
+  Status open(const char* path, const HashKey* key = nullptr);
+  // Whether at() can give bytes without open().
+  bool is_open() const { return data_ != nullptr || descriptor_ >= 0; }
+  // Memory that holds a whole file; 0 if the bytes are borrowed or read in chunks.
+  std::size_t held_bytes() const { return is_open() && descriptor_ < 0 ? buffer_.capacity() : 0; }
+
+  // Total number of bytes.
+  std::size_t size() const { return size_; }
+  // At least `count` (<= kChunkBytes) bytes from `offset` on, fewer at the end or after a failure. Never throws.
+  Span at(std::size_t offset, std::size_t count);
+  // Why at() gave fewer bytes than exist: `cancelled` or `unreadable`; `ok` if it did not.
+  Status failure() const { return failure_; }
+  // The status for a reader that runs out of bytes: failure(), or `at_end` if there was none.
+  Status failure_or(Status at_end) const { return failure_ != Status::ok ? failure_ : at_end; }
+  int error_number() const { return error_number_; }
+
+ private:
+  // Identifies the file and its version.
+  struct Identity {
+    dev_t device;
+    ino_t inode;
+    off_t size;
+    timespec modified;
+  };
+
+  void close();
+  Status examine();
+  std::size_t read(std::size_t offset, std::uint8_t* to, std::size_t wanted);
+  void fill(std::size_t offset, std::size_t wanted);
+  bool read_tagged(const HashKey& key);
+  Status fail(int error_number);
+
+  const std::uint8_t* data_ = nullptr;  // all bytes; null if they are read in chunks
+  std::size_t size_ = 0;
+  Buffer buffer_;
+  int descriptor_ = -1;
+  std::size_t chunk_at_ = 0;  // file offset of the buffer's bytes
+  bool known_ = false;        // `identity_` is valid
+  Identity identity_{};
+  const std::atomic<bool>* stop_ = nullptr;
+  Status failure_ = Status::ok;
+  int error_number_ = 0;
+};
+
+}  // namespace fastload

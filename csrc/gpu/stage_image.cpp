@@ -1,0 +1,311 @@
+#include "gpu/stage_image.h"
+
+#include <algorithm>
+#include <cstring>
+
+#include "jpeg/entropy/unstuff.h"
+
+namespace fastload {
+namespace {
+
+static_assert(kSegmentMcus == kHalfSpacing);
+static_assert(kStagedComponents == kMaxComponents);
+static_assert(kStagedCodeBytes == sizeof(HuffmanCode));
+static_assert(kSegmentMcus * 2 == kPointSpacing);
+
+constexpr std::size_t kAlignment = 16;
+constexpr std::size_t kZeros = 32;  // that kernels may read behind the data
+static_assert(kZeros >= kUnstuffSlack);
+// Beyond it a resize shrinks so much that its weights would take more memory than the file.
+constexpr std::size_t kMostWeights = std::size_t{1} << 15;
+// Bytes of a scan whose points the kernels find: they count its bits.
+constexpr std::size_t kMostToFind = std::size_t{1} << 28;
+
+std::size_t aligned(std::size_t bytes) { return (bytes + kAlignment - 1) / kAlignment * kAlignment; }
+
+std::size_t bytes_of(const AxisTable& axis) { return axis.numbers.size() * sizeof axis.numbers[0]; }
+
+// Where the data of the scan's last row ends.
+std::size_t end_of_data(ByteSource& source, std::size_t from) {
+  for (;; ++from) {
+    const Span span = source.at(from, 2);
+    if (span.size < 2) return source.size();
+    const void* const found = std::memchr(span.data, 0xFF, span.size - 1);
+    if (found == nullptr) {
+      from += span.size - 2;
+      continue;
+    }
+    from += static_cast<std::size_t>(static_cast<const std::uint8_t*>(found) - span.data);
+    const int marker = source.at(from, 2).data[1];
+    if (marker == 0xD9) return from;
+  }
+}
+
+// Numbers the scan's codes. False if there are more than baseline files have.
+bool stage_codes(const Scan& scan, StagedCodes& codes, StagedImage& image) {
+  codes = StagedCodes{};
+  constexpr int kEach = kStagedCodes / 2;
+  const SymbolTable* found[kStagedCodes] = {};
+  const auto number_of = [&](const SymbolTable* table, int begin) {
+    for (int i = begin; i < begin + kEach; ++i) {
+      if (found[i] == nullptr) {
+        found[i] = table;
+        std::memcpy(codes[static_cast<std::size_t>(i)].data(), &table->code, kStagedCodeBytes);
+      }
+      if (found[i] == table) return i;
+    }
+    return -1;
+  };
+  for (int c = 0; c < scan.components; ++c) {
+    image.dc[c] = number_of(scan.component[c].dc, 0);
+    image.ac[c] = number_of(scan.component[c].ac, kEach);
+    if (image.dc[c] < 0 || image.ac[c] < 0) return false;
+  }
+  return true;
+}
+
+}  // namespace
+
+// Reads where the segments of the window's rows begin, from a whole point on, whose predictors are known, and where the
+// last one ends. Rows share no data but for a byte, so points that claim more than there is cannot be the file's.
+bool ImageStager::prepare_rows(ByteSource& source, const CodedPoints& known, const McuWindow& mcus) {
+  const std::uint32_t first = mcus.first_column / kPointSpacing * 2;
+  const std::uint32_t last = (mcus.first_column + mcus.columns - 1) / kHalfSpacing;
+  const bool to_the_right = last + 1 == known.in_row();
+  segments_ = last - first + 1;
+  open_end_ = false;
+  points_.clear();
+  data_bytes_ = 0;
+  for (std::uint32_t row = mcus.first_row; row <= mcus.last_row; ++row) {
+    const std::size_t begin = points_.size();
+    known.read_row(row, first, to_the_right ? last : last + 1, points_);
+    if (to_the_right && row + 1 < known.rows()) {
+      known.read_row(row + 1, 0, 0, points_);
+    } else if (to_the_right) {
+      open_end_ = true;
+      ScanPoint end;
+      end.byte = end_of_data(source, points_.back().byte);
+      points_.push_back(end);
+    }
+    for (std::size_t i = begin; i + 1 < points_.size(); ++i) {
+      if (points_[i + 1].byte < points_[i].byte) return false;
+    }
+    data_bytes_ += points_.back().byte - points_[begin].byte + (points_.back().bit != 0 ? 1 : 0);
+  }
+  return data_bytes_ <= source.size() + (mcus.last_row - mcus.first_row + 1);
+}
+
+// The whole scan's data, whose points are to be found.
+bool ImageStager::prepare_to_find(ByteSource& source, StagedImage& image) {
+  const Scan& scan = baseline_.scan;
+  const std::uint64_t mcus = std::uint64_t{scan.mcu_columns} * scan.mcu_rows;
+  const std::size_t size = source.size() - std::min(source.size(), scan.data_at);
+  const std::uint64_t intervals = scan.restart_interval == 0 ? 1 : (mcus - 1) / scan.restart_interval + 1;
+  // Each interval and block takes some bits, and positions of bits have 32.
+  if (size >= kMostToFind || intervals > size || mcus > 8 * std::uint64_t{size}) return false;
+  data_bytes_ = size;
+  intervals_ = static_cast<std::size_t>(intervals);
+  points_.clear();
+  const std::uint32_t in_row = (scan.mcu_columns + kSegmentMcus - 1) / kSegmentMcus;
+  const auto first = static_cast<std::uint32_t>(image.mcu_column) / kPointSpacing * 2;
+  image.interval_count = static_cast<unsigned>(intervals_);
+  image.scan_rows = static_cast<int>(scan.mcu_rows);
+  image.points_in_row = static_cast<int>(in_row);
+  image.points = (static_cast<unsigned>(image.mcu_row) * in_row + first) * static_cast<unsigned>(sizeof(StagedPoint));
+  return true;
+}
+
+bool ImageStager::prepare_scan(ByteSource& source, const JpegHeader& header, const Region& region, JpegIndex* index,
+                               bool finds, StagedImage& image) {
+  if (!read_baseline(source, header, tables_, baseline_)) return false;
+  const Scan& scan = baseline_.scan;
+  const McuWindow mcus =
+      mcus_of(scan, header.width, header.height, region.left, region.width, region.top, region.top + region.height);
+  JpegIndex::Points points;
+  CodedPoints known;
+  if (index != nullptr) {
+    if (!index->key_of(source, key_)) return false;
+    points = index->find(key_);
+  }
+  const bool knows =
+      points != nullptr && known.open(points->data(), points->size(), scan) && mcus.checked_row < known.rows();
+  if ((!knows && !finds) || !stage_codes(scan, codes_, image)) return false;
+  image.components = scan.components;
+  image.across = scan.component[0].columns;
+  image.down = scan.component[0].rows;
+  image.mcu_column = static_cast<int>(mcus.first_column);
+  image.mcu_columns = static_cast<int>(mcus.columns);
+  image.mcu_row = static_cast<int>(mcus.first_row);
+  image.mcu_rows = static_cast<int>(mcus.last_row - mcus.first_row + 1);
+  image.scan_columns = static_cast<int>(scan.mcu_columns);
+  image.restart_interval = static_cast<int>(scan.restart_interval);
+  intervals_ = 0;
+  if (!(knows ? prepare_rows(source, known, mcus) : prepare_to_find(source, image))) return false;
+  if (knows) image.points_in_row = static_cast<int>(segments_) + 1;
+  for (int c = 0; c < scan.components; ++c) {
+    std::copy(baseline_.quantization[c].begin(), baseline_.quantization[c].end(), image.quantization[c]);
+  }
+  return true;
+}
+
+bool ImageStager::prepare(ByteSource& source, const JpegHeader& header, const Region& crop, const ResizeJob& job,
+                          JpegIndex* index, StagedData data, bool finds, StagedImage& image) {
+  image = StagedImage{};
+  steps_.clear();
+  if (!uses_own_decoder()) return false;
+  axes_ = axis_tables(job);
+  if (axes_.x == nullptr || axes_.x->extent > kStagedWidth || axes_.x->numbers.size() > kMostWeights ||
+      axes_.y->numbers.size() > kMostWeights) {
+    return false;
+  }
+  image.left = static_cast<int>(crop.left) + axes_.x->first;
+  image.top = static_cast<int>(crop.top) + axes_.y->first;
+  image.width = axes_.x->extent;
+  image.height = axes_.y->extent;
+  const Region region = data == StagedData::whole
+                            ? Region{0, 0, header.height, header.width}
+                            : Region{static_cast<std::uint32_t>(image.top), static_cast<std::uint32_t>(image.left),
+                                     static_cast<std::uint32_t>(image.height), static_cast<std::uint32_t>(image.width)};
+  if (data == StagedData::shared) {
+    points_.clear();
+    data_bytes_ = intervals_ = 0;
+  } else if (!prepare_scan(source, header, region, index, finds, image)) {
+    return false;
+  }
+  image.image_width = static_cast<int>(header.width);
+  image.image_height = static_cast<int>(header.height);
+  image.out_width = job.window.width;
+  image.out_height = job.window.height;
+  image.vertical_first = axes_.vertical_first;
+  image.flip_vertical = job.flip_vertical;
+  image.x_taps = axes_.x->taps;
+  image.y_taps = axes_.y->taps;
+  return true;
+}
+
+std::size_t ImageStager::bytes() const {
+  return aligned(data_bytes_ + kZeros) + aligned(points_.size() * sizeof(StagedPoint)) +
+         aligned(intervals_ * sizeof(unsigned)) + aligned(steps_.size()) + aligned(bytes_of(*axes_.x)) +
+         aligned(bytes_of(*axes_.y));
+}
+
+// Writes the file's bytes [from, to) without stuffing and restart markers. False if there are other markers, or the
+// source has fewer bytes.
+bool ImageStager::write_data(ByteSource& source, std::size_t from, std::size_t to) {
+  while (from < to) {
+    const Span span = source.at(from, std::min(to - from, kChunkBytes));
+    const std::size_t size = std::min(span.size, to - from);
+    if (size == 0) return false;
+    const std::uint8_t* at = span.data;
+    const std::uint8_t* const end = span.data + size;
+    while (true) {
+      unstuff(at, end, span.data + span.size, data_, data_ + size);
+      if (end - at < 2) break;
+      if (at[1] < 0xD0 || at[1] > 0xD7) return false;  // no restart marker
+      at += 2;
+    }
+    if (at != end && (size == to - from || at == span.data)) return false;  // half a marker
+    from += static_cast<std::size_t>(at - span.data);
+  }
+  return true;
+}
+
+// Writes all data of a scan, and where its restart intervals end. False unless there are as many as the header says,
+// their markers count on, and the end marker follows.
+bool ImageStager::write_scan(ByteSource& source, const std::uint8_t* begin, unsigned* ends) {
+  std::size_t from = baseline_.scan.data_at;
+  for (std::size_t interval = 0; interval < intervals_;) {
+    const Span span = source.at(from, kChunkBytes);
+    if (span.size < 2) return false;
+    const std::uint8_t* at = span.data;
+    const std::uint8_t* const end = span.data + span.size;
+    while (true) {
+      unstuff(at, end, end, data_, data_ + (end - at));
+      if (end - at < 2) break;
+      const bool is_last = interval + 1 == intervals_;
+      if (at[1] != (is_last ? 0xD9 : 0xD0 + interval % 8)) return false;
+      ends[interval++] = static_cast<unsigned>(data_ - begin);
+      at += 2;
+      if (is_last) return true;
+    }
+    if (at == span.data) return false;  // half a marker, and nothing behind it
+    from += static_cast<std::size_t>(at - span.data);
+  }
+  return false;
+}
+
+bool ImageStager::write_row(ByteSource& source, const ScanPoint* point, const std::uint8_t* begin, bool is_last,
+                            StagedPoint* to) {
+  const auto put = [&] {
+    *to = {static_cast<unsigned>(8 * static_cast<std::size_t>(data_ - begin) + static_cast<std::size_t>(point->bit)),
+           {},
+           0};
+    std::copy(std::begin(point->predictors), std::end(point->predictors), to->predictors);
+    ++to;
+  };
+  for (std::size_t i = 0; i < segments_; ++i, ++point) {
+    put();
+    if (!write_data(source, point[0].byte, point[1].byte)) return false;
+  }
+  if (open_end_ && is_last) {
+    *to = {kNoStagedPoint, {}, 0};
+    return true;
+  }
+  put();
+  if (point->bit == 0) return true;
+  const Span span = source.at(point->byte, 1);  // a byte shared with what follows
+  if (span.size == 0) return false;
+  *data_++ = span.data[0];
+  return true;
+}
+
+bool ImageStager::write(ByteSource& source, std::uint8_t* memory, std::size_t at, StagedImage& image) {
+  std::uint8_t* to = memory;
+  const auto append = [&](const void* data, std::size_t bytes) {
+    const std::size_t begin = at + static_cast<std::size_t>(to - memory);
+    if (bytes > 0) std::memcpy(to, data, bytes);
+    to += aligned(bytes);
+    return static_cast<unsigned>(begin);
+  };
+  image.steps = append(steps_.data(), steps_.size());
+  image.x_axis = append(axes_.x->numbers.data(), bytes_of(*axes_.x));
+  image.y_axis = append(axes_.y->numbers.data(), bytes_of(*axes_.y));
+  const auto place = [&] { return static_cast<unsigned>(at + static_cast<std::size_t>(to - memory)); };
+  auto* const points = reinterpret_cast<StagedPoint*>(to);
+  auto* const ends = reinterpret_cast<unsigned*>(to);
+  (intervals_ > 0 ? image.intervals : image.points) = place();
+  to += intervals_ > 0 ? aligned(intervals_ * sizeof(unsigned)) : aligned(points_.size() * sizeof(StagedPoint));
+  image.data = place();
+  data_ = to;
+  if (intervals_ > 0 && !write_scan(source, to, ends)) return false;
+  for (std::size_t i = 0; i < points_.size(); i += segments_ + 1) {
+    const bool is_last = i + segments_ + 1 == points_.size();
+    if (!write_row(source, &points_[i], to, is_last, points + i)) return false;
+  }
+  image.data_bytes = static_cast<unsigned>(data_ - to);
+  std::memset(data_, 0, kZeros);
+  return true;
+}
+
+std::vector<std::uint8_t> coded(const StagedPoint* found, const Scan& scan) {
+  if (!PointRecorder::takes(scan)) return {};
+  PointRecorder recorder;
+  recorder.begin(scan, CodedPoints());
+  std::uint64_t stuffed = 0, before = 0;
+  for (std::uint64_t mcu = 0; mcu < std::uint64_t{scan.mcu_columns} * scan.mcu_rows;
+       mcu = recorder.next_mcu(), ++found) {
+    if (found->bit < before) return {};
+    before = found->bit;
+    stuffed += found->stuffed;
+    const std::uint64_t restarts = scan.restart_interval == 0 ? 0 : mcu / scan.restart_interval;
+    ScanPoint point;
+    point.mcu = mcu;
+    point.byte = static_cast<std::size_t>(scan.data_at + found->bit / 8 + stuffed + 2 * restarts);
+    point.bit = static_cast<int>(found->bit % 8);
+    std::copy(std::begin(found->predictors), std::end(found->predictors), point.predictors);
+    recorder.add(point);
+  }
+  return recorder.encode(scan.mcu_rows);
+}
+
+}  // namespace fastload

@@ -1,0 +1,301 @@
+#include "gpu/staging.h"
+
+#include <algorithm>
+#include <chrono>
+#include <cstring>
+#include <new>
+#include <stdexcept>
+#include <utility>
+
+#include "gpu/staged_steps.h"
+
+namespace fastload {
+namespace {
+
+constexpr std::size_t kAlignment = 16;
+constexpr std::size_t kMostBytes = std::size_t{1} << 31;  // offsets have 32 bits
+constexpr int kWorkThreads = 64;                          // of a block of the first kernel; see huffman.cu
+// Of a file that is not staged, maybe for ever, so that large ones reserve little pinned memory.
+constexpr std::size_t kMostUnknown = std::size_t{256} << 10;
+
+std::size_t aligned(std::size_t bytes) { return (bytes + kAlignment - 1) / kAlignment * kAlignment; }
+
+int blocks_of(const StagedImage& image) {
+  return image.mcu_rows * image.mcu_columns * (image.across * image.down + image.components - 1);
+}
+
+// Threads of the first kernel: two for each pair of segments in a row.
+int threads_of(const StagedImage& image) {
+  constexpr int kTwo = 2 * kSegmentMcus;
+  const int last = (image.mcu_column + image.mcu_columns - 1) / kTwo;
+  return image.mcu_rows * (last - image.mcu_column / kTwo + 1) * 2;
+}
+
+// Lets a view use what is decoded of another one's data.
+void share(const StagedImage& owner, StagedImage& view) {
+  view.components = owner.components;
+  view.across = owner.across;
+  view.down = owner.down;
+  view.mcu_column = owner.mcu_column;
+  view.mcu_columns = owner.mcu_columns;
+  view.mcu_row = owner.mcu_row;
+  view.mcu_rows = owner.mcu_rows;
+  view.samples = owner.samples;
+}
+
+std::size_t work_bytes_of(const StagedImage& image) {
+  const auto threads = static_cast<std::size_t>(threads_of(image));
+  return (threads + kWorkThreads - 1) / kWorkThreads * sizeof(StagedWork);
+}
+
+// Of the data of an image whose points are to be found, or 0.
+std::size_t subsequences_of(const StagedImage& image) {
+  return image.interval_count == 0 ? 0 : (std::size_t{image.data_bytes} * 8 + kSubsequenceBits - 1) / kSubsequenceBits;
+}
+
+}  // namespace
+
+bool stage_sample(ByteSource& source, const JpegHeader& header, const Geometry& geometry, const SampleOptions& options,
+                  ImageStager& stager, StagedData data, bool finds, StagedImage& image) {
+  const PixelBox& window = geometry.window;
+  return (options.index != nullptr || finds) && !options.fast && has_valid_boxes(header, geometry) &&
+         stager.prepare(source, header, to_region(geometry.crop), job_of(geometry.crop, geometry, options),
+                        options.index, data, finds, image) &&
+         stage_steps(geometry.steps, options.pass_rule, window.height, window.width, options.height, options.width,
+                     stager.steps(), image);
+}
+
+Staging::Staging(std::uint8_t* memory, std::size_t size, std::size_t count, std::size_t views, bool finds)
+    : memory_(memory), size_(std::min(size, kMostBytes)), count_(count), views_(views), finds_(finds) {
+  used_ = wanted_ = aligned(count * sizeof(StagedImage));
+  if (used_ > size_) throw std::invalid_argument("staging memory must have room for its images' numbers");
+  if (reinterpret_cast<std::uintptr_t>(memory) % kAlignment != 0) {
+    throw std::invalid_argument("staging memory must be aligned to 16 bytes");
+  }
+  if (views == 0 || count % views != 0) throw std::invalid_argument("each sample must have all views");
+  if (views > 1) files_.resize(count / views);
+  if (finds) sought_.resize(count);
+  std::memset(memory_, 0, used_);
+}
+
+bool Staging::add(std::size_t number, ByteSource& source, const JpegHeader& header, const Geometry& geometry,
+                  const SampleOptions& options, std::size_t out) try {
+  return views_ > 1 ? add_view(number, source, header, geometry, options, out)
+                    : stage(number, source, header, geometry, options, out, StagedData::of_crop, number);
+} catch (const std::bad_alloc&) {
+  return false;
+}
+
+// The first of a file's views stages the whole of it, for which others wait. One with other bytes has its own data.
+bool Staging::add_view(std::size_t number, ByteSource& source, const JpegHeader& header, const Geometry& geometry,
+                       const SampleOptions& options, std::size_t out) {
+  constexpr std::chrono::milliseconds kLook(10);  // how soon a stopped source is noticed
+  File& file = files_[number / views_];
+  JpegIndex::Key key;
+  if (options.index == nullptr || !options.index->key_of(source, key)) return false;
+  std::unique_lock<std::mutex> lock(mutex_);
+  if (file.state == File::State::unknown) {
+    file.state = File::State::in_progress;
+    file.key = key;
+    file.owner = number;
+    lock.unlock();
+    bool done = false;
+    try {
+      done = stage(number, source, header, geometry, options, out, StagedData::whole, number);
+    } catch (const std::bad_alloc&) {
+    }
+    lock.lock();
+    file.state = done ? File::State::staged : File::State::refused;
+    staged_.notify_all();
+    return done;
+  }
+  if (!(file.key == key)) {
+    lock.unlock();
+    return stage(number, source, header, geometry, options, out, StagedData::of_crop, number);
+  }
+  while (file.state == File::State::in_progress) {
+    if (source.stopped()) return false;
+    staged_.wait_for(lock, kLook);
+  }
+  if (file.state == File::State::refused) return false;
+  const std::size_t owner = file.owner;
+  lock.unlock();
+  return stage(number, source, header, geometry, options, out, StagedData::shared, owner);
+}
+
+bool Staging::stage(std::size_t number, ByteSource& source, const JpegHeader& header, const Geometry& geometry,
+                    const SampleOptions& options, std::size_t out, StagedData data, std::size_t owner) {
+  static thread_local ImageStager stager;
+  StagedImage staged;
+  if (!stage_sample(source, header, geometry, options, stager, data, finds_, staged)) {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    wanted_ += aligned(std::min(source.size(), kMostUnknown));
+    return false;
+  }
+  const bool has_data = data != StagedData::shared;
+  const StagedCodes& codes = stager.codes();
+  const std::size_t needed = stager.bytes();
+  // The data are at most what write() may write.
+  const std::size_t finds = staged.interval_count == 0 ? 0 : needed * 8 / (kSubsequenceBits * kFindsPerBlock) + 1;
+  const std::size_t work = has_data ? work_bytes_of(staged) + finds * sizeof(StagedWork) : 0;
+  std::size_t at = 0;
+  {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    const auto found = has_data ? std::find(codes_.begin(), codes_.end(), codes) : codes_.begin();
+    const bool is_new = has_data && found == codes_.end();
+    const std::size_t kept = work + (is_new ? sizeof codes : 0);
+    wanted_ += needed + kept;
+    if (needed + kept > size_ - used_ - kept_) return false;
+    staged.code_set = static_cast<int>(found - codes_.begin());
+    if (is_new) codes_.push_back(codes);
+    at = used_;
+    used_ += needed;
+    kept_ += kept;
+  }
+  if (!stager.write(source, memory_ + at, at, staged)) return false;
+  if (staged.interval_count > 0) sought_[number] = {stager.key(), stager.scan()};
+  staged.out = out;
+  staged.owner = static_cast<int>(owner);
+  image(number) = staged;
+  return true;
+}
+
+// Its data stays, which other views may need.
+void Staging::remove(std::size_t number) {
+  StagedImage& staged = image(number);
+  staged.width = staged.height = staged.out_width = staged.out_height = 0;
+  staged.vertical_first = staged.step_count = staged.step_images = 0;
+  if (views_ == 1) staged = StagedImage{};
+}
+
+std::vector<Staging::Chunk> Staging::finish(std::size_t most_bytes) {
+  std::vector<Chunk> chunks;
+  std::vector<StagedWork> work;
+  struct Needs {
+    std::size_t coefficients = 0, samples = 0, rgb = 0, between = 0, stepped = 0;
+    std::size_t other() const { return samples + rgb + between + 2 * stepped; }
+  };
+  const auto needs_of = [](const StagedImage& staged) {
+    const auto pixels = [](int height, int width) {
+      return aligned(std::size_t{4} * static_cast<std::size_t>(height) * static_cast<std::size_t>(width));
+    };
+    const auto blocks = static_cast<std::size_t>(blocks_of(staged));
+    Needs needs;
+    needs.coefficients = blocks * 64 * sizeof(std::int16_t);
+    needs.samples = blocks * 64;
+    needs.rgb = staged.vertical_first != 0 ? pixels(staged.height, staged.width) : 0;
+    needs.between =
+        staged.vertical_first != 0 ? pixels(staged.out_height, staged.width) : pixels(staged.height, staged.out_width);
+    needs.stepped = staged.step_images > 0 ? aligned(std::size_t{4} * staged.step_pixels) : 0;
+    return needs;
+  };
+  for (std::size_t begin = 0; begin < count_; begin += views_) {
+    std::size_t total = 0;
+    bool is_empty = true;
+    for (std::size_t number = begin; number < begin + views_; ++number) {
+      const StagedImage& staged = image(number);
+      const Needs needs = needs_of(staged);
+      total += needs.coefficients + needs.other();
+      is_empty = is_empty && staged.mcu_rows == 0 && staged.out_width == 0;
+    }
+    if (is_empty) continue;
+    if (chunks.empty() || chunks.back().coefficient_bytes + chunks.back().other_bytes + total > most_bytes) {
+      chunks.emplace_back();
+      chunks.back().first_image = begin;
+      chunks.back().work = work.size();
+    }
+    Chunk& chunk = chunks.back();
+    chunk.images = begin + views_ - chunk.first_image;
+    const auto place = [](std::size_t& used, std::size_t bytes) {
+      const auto at = static_cast<unsigned>(used / kAlignment);
+      used += bytes;
+      return at;
+    };
+    for (std::size_t number = begin; number < begin + views_; ++number) {
+      StagedImage& staged = image(number);
+      const Needs needs = needs_of(staged);
+      staged.coefficients = place(chunk.coefficient_bytes, needs.coefficients);
+      staged.samples = place(chunk.other_bytes, needs.samples);
+      staged.rgb = place(chunk.other_bytes, needs.rgb);
+      staged.between = place(chunk.other_bytes, needs.between);
+      for (int i = 0; i < staged.step_images; ++i) staged.stepped[i] = place(chunk.other_bytes, needs.stepped);
+      chunk.any_vertical_first |= staged.vertical_first != 0;
+      chunk.any_steps |= staged.step_count > 0;
+      chunk.widest = std::max(chunk.widest, staged.width);
+      chunk.highest = std::max(chunk.highest, staged.height);
+      chunk.widest_out = std::max(chunk.widest_out, staged.out_width);
+      chunk.highest_out = std::max(chunk.highest_out, staged.out_height);
+      if (staged.mcu_rows == 0) continue;
+      for (int thread = 0; thread < threads_of(staged); thread += kWorkThreads) {
+        work.push_back({static_cast<int>(number), thread});
+        ++chunk.work_items;
+      }
+    }
+    for (std::size_t number = begin; number < begin + views_; ++number) {
+      StagedImage& staged = image(number);
+      if (staged.out_width > 0 && owner(number) != number) share(image(owner(number)), staged);
+    }
+  }
+  search_.work = work.size();
+  for (std::size_t number = 0; number < count_; ++number) {
+    const std::size_t subsequences = subsequences_of(image(number));
+    if (subsequences == 0) continue;
+    ++search_.images;
+    for (std::size_t first = 0; first <= subsequences; first += kFindsPerBlock) {
+      work.push_back({static_cast<int>(number), static_cast<int>(first)});
+    }
+  }
+  search_.work_items = work.size() - search_.work;
+  std::copy(work.begin(), work.end(), reinterpret_cast<StagedWork*>(memory_ + used_));
+  for (Chunk& chunk : chunks) chunk.work = used_ + chunk.work * sizeof(StagedWork);
+  search_.work = used_ + search_.work * sizeof(StagedWork);
+  used_ += work.size() * sizeof(StagedWork);
+  codes_at_ = used_;
+  for (const StagedCodes& codes : codes_) {
+    std::memcpy(memory_ + used_, codes.data(), sizeof codes);
+    used_ += sizeof codes;
+  }
+  place_searches();
+  return chunks;
+}
+
+// Where the kernels write the runs and the points that they find: the latter behind what is used.
+void Staging::place_searches() {
+  used_ = aligned(used_);
+  std::size_t end = used_;
+  for (std::size_t number = 0; number < count_; ++number) {
+    StagedImage& staged = image(number);
+    const std::size_t subsequences = subsequences_of(staged);
+    if (subsequences == 0) continue;
+    staged.runs = static_cast<unsigned>(search_.run_bytes / kAlignment);
+    search_.run_bytes += (3 * subsequences + 1) * sizeof(FoundRun);
+    staged.found_points = static_cast<unsigned>(end);
+    staged.points += staged.found_points;
+    end += aligned(
+        (std::size_t{static_cast<unsigned>(staged.points_in_row)} * static_cast<unsigned>(staged.scan_rows) + 1) *
+        sizeof(StagedPoint));
+  }
+  search_.point_bytes = search_.images == 0 ? 0 : end - used_;
+}
+
+bool Staging::learn(std::size_t number, const std::uint8_t* found, JpegIndex& index) const {
+  const StagedImage& staged = image(number);
+  if (staged.interval_count == 0) return false;
+  const Sought& sought = sought_[number];
+  auto points = coded(reinterpret_cast<const StagedPoint*>(found + (staged.found_points - used_)), sought.scan);
+  if (points.empty()) return false;
+  index.keep(sought.key, std::move(points));
+  return true;
+}
+
+std::size_t Staging::used() const {
+  const std::lock_guard<std::mutex> lock(mutex_);
+  return used_;
+}
+
+std::size_t Staging::wanted() const {
+  const std::lock_guard<std::mutex> lock(mutex_);
+  return wanted_;
+}
+
+}  // namespace fastload

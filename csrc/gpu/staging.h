@@ -1,0 +1,111 @@
+// The memory in which decode threads prepare a batch's files for a GPU. Knows neither Python nor CUDA.
+#pragma once
+
+#include <condition_variable>
+#include <cstddef>
+#include <cstdint>
+#include <mutex>
+#include <vector>
+
+#include "gpu/kernels/decode_layout.h"
+#include "gpu/stage_image.h"
+#include "sample/sample.h"
+
+namespace fastload {
+
+// Prepares the image for kernels on a GPU, if they make all of `geometry`: see ImageStager::prepare() and
+// stage_steps().
+bool stage_sample(ByteSource& source, const JpegHeader& header, const Geometry& geometry, const SampleOptions& options,
+                  ImageStager& stager, StagedData data, bool finds, StagedImage& image);
+
+// One batch: first a StagedImage for each, then what these refer to, the StagedWork, and the sets of codes.
+// Thread-safe.
+class Staging {
+ public:
+  // A part of the batch whose intermediate results take up to a limit, or one image.
+  struct Chunk {
+    std::size_t first_image = 0, images = 0;
+    std::size_t work = 0;  // byte of the batch where its StagedWork begins
+    std::size_t work_items = 0;
+    std::size_t coefficient_bytes = 0, other_bytes = 0;  // of intermediate results
+    bool any_vertical_first = false, any_steps = false;
+    // Of its images' regions and results, pixels.
+    int widest = 0, highest = 0, widest_out = 0, highest_out = 0;
+  };
+
+  // `memory` must stay valid while threads use it. Each `views` images in a row may be views of one file, which is then
+  // decoded once. With `finds`, files without points in the index are prepared as well: the kernels find those.
+  Staging(std::uint8_t* memory, std::size_t size, std::size_t count, std::size_t views = 1, bool finds = false);
+
+  // Prepares one image, whose result begins at byte `out` of the batch's pixels. False if it has to be decoded here:
+  // see stage_image(), or there is no room. Never throws.
+  bool add(std::size_t number, ByteSource& source, const JpegHeader& header, const Geometry& geometry,
+           const SampleOptions& options, std::size_t out);
+  bool has(std::size_t number) const { return image(number).out_width > 0; }
+  // The image whose data an image is decoded from.
+  std::size_t owner(std::size_t number) const { return static_cast<std::size_t>(image(number).owner); }
+  // Only once no thread adds images: takes one out again.
+  void remove(std::size_t number);
+  // Only once no thread adds images, and only once: divides the batch into chunks of at most `most_bytes` of
+  // intermediate results.
+  std::vector<Chunk> finish(std::size_t most_bytes);
+
+  // Once finished: where the sets of codes begin, and their number.
+  std::size_t codes_at() const { return codes_at_; }
+  std::size_t code_sets() const { return codes_.size(); }
+
+  // Once finished, of the images whose points are to be found.
+  struct Search {
+    std::size_t images = 0;
+    std::size_t work = 0, work_items = 0;  // byte of the batch where their StagedWork begins
+    std::size_t run_bytes = 0;             // of intermediate results
+    std::size_t point_bytes = 0;           // behind the batch's used() bytes
+  };
+  const Search& search() const { return search_; }
+  // Once the kernels have run: notes in the index what they have found of an image. `found` are the search's points.
+  // False if nothing was to be found, or it cannot be kept. Throws std::bad_alloc. Thread-safe.
+  bool learn(std::size_t number, const std::uint8_t* found, JpegIndex& index) const;
+
+  std::size_t size() const { return count_; }
+  std::size_t used() const;
+  // The bytes that all images together would have taken; files that are not staged, maybe as the index does not know
+  // them yet, count with their sizes.
+  std::size_t wanted() const;
+
+ private:
+  // What is known of the file that several images are views of.
+  struct File {
+    enum class State { unknown, in_progress, staged, refused };
+    State state = State::unknown;
+    JpegIndex::Key key;
+    std::size_t owner = 0;
+  };
+
+  // The file of an image whose points are to be found.
+  struct Sought {
+    JpegIndex::Key key;
+    Scan scan;
+  };
+
+  StagedImage& image(std::size_t number) const { return reinterpret_cast<StagedImage*>(memory_)[number]; }
+  bool add_view(std::size_t number, ByteSource& source, const JpegHeader& header, const Geometry& geometry,
+                const SampleOptions& options, std::size_t out);
+  bool stage(std::size_t number, ByteSource& source, const JpegHeader& header, const Geometry& geometry,
+             const SampleOptions& options, std::size_t out, StagedData data, std::size_t owner);
+  void place_searches();
+
+  std::uint8_t* const memory_;
+  const std::size_t size_, count_, views_;
+  const bool finds_;
+  mutable std::mutex mutex_;
+  std::condition_variable staged_;  // a file is not in progress any more
+  std::vector<File> files_;         // if there are several views
+  std::size_t used_ = 0, wanted_ = 0;
+  std::size_t kept_ = 0;  // bytes kept free for finish()
+  std::vector<StagedCodes> codes_;
+  std::size_t codes_at_ = 0;
+  Search search_;
+  std::vector<Sought> sought_;  // of each image, if points may be found
+};
+
+}  // namespace fastload

@@ -1,0 +1,47 @@
+// Pillow's and torchvision's changes of colour on uint8 RGB images, bit for bit. Knows neither Python nor torch.
+//
+// Each function says which call it reproduces. All levels of SIMD (base/simd_level.h) give the same bits.
+#pragma once
+
+#include <array>
+#include <cstdint>
+
+#include "base/image.h"
+
+namespace fastload {
+
+// Value of each level of each channel: what Image.point(table) does.
+using LevelTable = std::array<std::array<std::uint8_t, 256>, 3>;
+
+void apply_table(const LevelTable& table, Image image);  // in place
+
+// ImageEnhance.Brightness(image).enhance(factor); torchvision's adjust_brightness. In place, as are all below.
+void adjust_brightness(Image image, double factor);
+// ImageEnhance.Contrast: blends with the rounded mean of the grey image.
+void adjust_contrast(Image image, double factor);
+// ImageEnhance.Color: blends with the grey image.
+void adjust_saturation(Image image, double factor);
+// torchvision's adjust_hue on a PIL image. `shift` is what it adds to Pillow's hue, uint8(hue_factor * 255).
+void adjust_hue(Image image, std::uint8_t shift);
+// ImageEnhance.Sharpness: blends with ImageFilter.SMOOTH.
+void adjust_sharpness(Image image, double factor);
+// Image.convert("L"), three times.
+void to_grayscale(Image image);
+// ImageOps.
+void invert(Image image);
+void posterize(Image image, int bits);         // 1 to 8
+void solarize(Image image, double threshold);  // inverts levels not below it
+void solarize_add(Image image, int added);     // timm's: adds to levels below 128, at most to 255; added >= 0
+void autocontrast(Image image);
+void equalize(Image image);
+
+// torchvision's v2 functions of uint8 tensors, which compute in float32 and fuse where torch's kernels do. Factors are
+// at least 0.
+void torch_brightness(Image image, double factor);
+// At most 2^24 / 255 pixels, and 32 divides their bytes: of others, torch's mean or last bytes round otherwise.
+void torch_contrast(Image image, double factor);
+void torch_saturation(Image image, double factor);
+void torch_grayscale(Image image);  // rgb_to_grayscale, three times
+void torch_autocontrast(Image image);
+
+}  // namespace fastload

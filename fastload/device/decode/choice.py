@@ -1,0 +1,119 @@
+"""Where the batches of one iterator are decoded, as the policy decides."""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING, Any, Protocol
+
+from fastload.device.decode.policy import DecodedBatch
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+    import torch
+
+    from fastload.device.decode.files import Decoder, StagedFiles
+    from fastload.device.decode.policy import DecodePolicy
+
+
+class Decoded(Protocol):
+    """A batch of the pipeline."""
+
+    sources: Any
+    staged: Any
+    job: Any
+
+
+class DecodeChoice:
+    """Decides for each batch whether the GPU decodes it.
+
+    Called by the pipeline's thread, or, for :meth:`begin`, while that has nothing to do.
+
+    Args:
+        decoder: For the batches that go to the GPU.
+        policy: Decides if it is free to; what it learns stays with it. ``None`` if all go to the GPU.
+        totals: Returns the device clock's totals; ``None`` without a clock.
+        clock: Returns the time in seconds.
+
+    Attributes:
+        on_change: Called when other work is to follow for the threads: the policy has changed sides, or asks them in
+            between.
+        threads_max: How many threads there may be; 0 if their number is fixed.
+        has_room: Whether a batch can be passed on to the device without a wait.
+    """
+
+    def __init__(
+        self,
+        decoder: Decoder,
+        policy: DecodePolicy | None,
+        *,
+        totals: Callable[[], Mapping[str, float]] | None = None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._decoder = decoder
+        self._policy = policy
+        self._totals = totals
+        self.on_change: Callable[[], None] | None = None
+        self.threads_max = 0
+        self.has_room: Callable[[], bool] = lambda: True
+        self._clock = clock
+        self._passed_at = 0.0  # when the batch before was passed on
+        self._on_gpu = policy is not None and policy.on_gpu
+
+    def begin(self) -> None:
+        """Begin an epoch."""
+        self._passed_at = 0.0
+        if self._policy is not None:
+            self._policy.begin(self._steps)
+
+    def files(self, pixels: torch.Tensor, by_view: Callable[[torch.Tensor], list[torch.Tensor]]) -> StagedFiles | None:
+        """Return room for the next batch, or None if the threads decode it.
+
+        Args:
+            pixels: The batch's on the host.
+            by_view: Returns each view's part of such pixels.
+        """
+        if self._decoder.gave_up is not None:
+            if self._policy is not None:
+                self._policy.give_up(self._decoder.gave_up)
+            return None
+        if self._policy is not None and not self._policy.choose():
+            if self._policy.on_gpu and self.on_change is not None:
+                self.on_change()
+            return None
+        return self._decoder.files(pixels, by_view)
+
+    def note(self, batch: Decoded, blocked_s: float, threads: int) -> int:
+        """Learn from a batch that was passed on to the device.
+
+        Args:
+            batch: The batch.
+            blocked_s: Seconds in which the pipeline's thread had nothing to do, or waited for room on the device.
+            threads: How many threads there are.
+
+        Returns:
+            How many of its images the GPU has decoded.
+        """
+        staged, images = batch.staged, len(batch.sources)
+        on_gpu = 0 if staged is None else staged.samples_staged
+        if (policy := self._policy) is None:
+            return on_gpu
+        now = self._clock()
+        interval_s, self._passed_at = now - self._passed_at if self._passed_at else 0.0, now
+        kernel_s = 0.0 if staged is None else staged.decode_s
+        work_s, threads = batch.job.work_seconds(), max(threads, self.threads_max)
+        policy.note(
+            DecodedBatch(staged is not None, images, on_gpu, interval_s, blocked_s, work_s, threads, kernel_s),
+            self._steps,
+        )
+        if policy.on_gpu != self._on_gpu:
+            self._on_gpu = policy.on_gpu
+            if self.on_change is not None:
+                self.on_change()
+        return on_gpu
+
+    def _steps(self) -> tuple[float, float, float]:
+        if self._totals is None:
+            return 0.0, 0.0, 0.0
+        totals = self._totals()
+        return totals["device:steps"], totals["device:total_s"], totals["device:idle_s"]

@@ -1,0 +1,434 @@
+"""Decode JPEG files on a GPU, with the bits of the decode threads.
+
+The threads only read the files: they remove what is not data, and say where segments of it begin, which they know from
+the index (``csrc/gpu/stage_image.h``). The kernels in ``decode.cu`` do the rest, from entropy decoding to the resize,
+and those in ``steps.cu`` what follows on images.
+What the kernels cannot decode, the threads have decoded: a batch may contain both.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import threading
+import warnings
+from itertools import groupby
+from typing import TYPE_CHECKING, Any, Final
+
+import torch
+
+from fastload import _core
+from fastload.device import nvrtc
+from fastload.memory.buffers import BufferPool
+from fastload.nvtx.stages import stage
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from fastload.device.timing import Timing
+
+KERNELS: Final = {
+    "decode.cu": (
+        *("tables", "find_tables", "subsequences", "synchronize", "chain", "points", "stuffed"),
+        *("huffman", "transform", "rows", "columns_first", "second_pass"),
+    ),
+    "steps.cu": ("steps",),
+}
+
+SCRATCH_MAX_BYTES: Final = 256 << 20
+"""Most device memory for intermediate results, unless one image needs more. Batches are decoded in parts."""
+
+GROWTH: Final = 1.5
+"""How much more memory is allocated than a batch needs, for later ones. What 64 random crops need varies by 5%: of 100
+simulated runs of 1,000 batches, memory grew after the 32nd in 87 without it, in 45 with 1.125, in 7 with 1.25, here in
+none."""
+
+FIRST_BYTES_PER_IMAGE: Final = 96 << 10
+"""Room for a file at first; later batches have as much as those before them would have needed."""
+
+_WORK_THREADS: Final = 64  # threads of a block; these are as in huffman.cu and pixels.cu
+_BLOCKS_AT_ONCE: Final = 32
+_TABLE_THREADS: Final = 256
+_TABLE_BLOCKS: Final = 8  # for each set of codes
+_FIND_THREADS: Final = 256  # these two are as in points.cu
+_CHAIN_THREADS: Final = 512
+_PIXEL_THREADS: Final = 128
+_ROWS_AT_ONCE: Final = 4
+_ROWS_PER_BLOCK: Final = 8
+_SHARED_MAX_BYTES: Final = 48 << 10  # that a block may use without being asked
+_HUFFMAN_SHARED_BYTES: Final = _core.Staging.table_bytes + _WORK_THREADS * (32 * 4 + 24 * 2)
+_GRID_MAX: Final = 65535  # blocks, but for the first dimension
+_STEP_THREADS: Final = 512  # as in steps.cu
+_ALIGNMENT: Final = 16
+
+
+@functools.cache
+def _kernels(index: int, file: str) -> Any:
+    """Compile a file's kernels for a device, which must be the current one."""
+    return nvrtc.build(index, f"fastload_{file.removesuffix('.cu')}", nvrtc.source(file), KERNELS[file], fuses=False)
+
+
+def table_launch(codes: tuple[int, int], files: int, tables: int) -> tuple[str, tuple[int, int], tuple[int, int], Any]:
+    """As :func:`launches`, for the kernel that makes a batch's tables of codes.
+
+    Args:
+        codes: Of :attr:`_core.Staging.codes`.
+        files: Address of the batch's files.
+        tables: Room for ``_core.Staging.table_bytes`` for each set of codes.
+    """
+    at, sets = codes
+    return "tables", (_TABLE_BLOCKS, sets), (_TABLE_THREADS, 0), (files, at, tables)
+
+
+def find_launches(
+    search: tuple[int, ...], images: int, sets: int, files: int, tables: int, find_tables: int, runs: int, bad: int
+) -> Iterator[tuple[str, tuple[int, ...], tuple[int, int], tuple[int, ...]]]:
+    """As :func:`launches`, for the kernels that find the points of files that the index does not know.
+
+    Args:
+        search: Of :attr:`_core.Staging.search`.
+        images: How many there are in the batch.
+        sets: How many sets of codes.
+        files: Address of the batch's files, with room for the points behind them.
+        tables: What :func:`table_launch` made.
+        find_tables: Room for ``_core.Staging.find_table_bytes`` for each set of codes.
+        runs: Room for intermediate results.
+        bad: An int32 for each image of the batch.
+    """
+    _, work, items = search[:3]
+    yield "find_tables", (_TABLE_BLOCKS, sets), (_TABLE_THREADS, 0), (tables, find_tables)
+    arguments = files, files + work, find_tables, runs
+    yield "subsequences", (items,), (_FIND_THREADS, 0), arguments
+    yield "synchronize", (items,), (_FIND_THREADS, 0), arguments
+    yield "chain", (images,), (_CHAIN_THREADS, 0), (files, 0, runs, bad)
+    yield "points", (items,), (_FIND_THREADS, 0), (*arguments, bad)
+    yield "stuffed", (1, images), (_FIND_THREADS, 0), (files, 0, bad)
+
+
+def launches(
+    chunk: tuple[int, ...], files: int, tables: int, coefficients: int, scratch: int, pixels: int, bad: int
+) -> Iterator[tuple[str, tuple[int, ...], tuple[int, int], tuple[int, ...]]]:
+    """Yield each kernel's name, grid, numbers of threads and of dynamic shared bytes, and arguments.
+
+    First those of :func:`table_launch`, once for the batch.
+
+    Args:
+        chunk: Of :meth:`_core.Staging.finish`.
+        files: Address of the batch's files, as for the following.
+        tables: What :func:`table_launch` made.
+        coefficients: Zeros.
+        scratch: Room for other intermediate results.
+        pixels: The batch's pixels.
+        bad: An int32 for each image of the batch.
+    """
+    first, images, work, work_items, coefficient_bytes, _, width, height, out_width, out_height = chunk[:10]
+    vertical_first, has_steps = chunk[10:]
+    arguments: tuple[int, ...] = (files, files + work, tables, coefficients, bad)
+    yield "huffman", (work_items,), (_WORK_THREADS, _HUFFMAN_SHARED_BYTES), arguments
+    blocks = -(-coefficient_bytes // (128 * images * _BLOCKS_AT_ONCE))  # enough for most images
+    yield "transform", (blocks, images), (8 * _BLOCKS_AT_ONCE, 0), (files, first, coefficients, scratch, bad)
+    rows = _ROWS_AT_ONCE if 4 * width * _ROWS_AT_ONCE <= _SHARED_MAX_BYTES else 1
+    grid: tuple[int, ...] = -(-height // _ROWS_PER_BLOCK), images
+    yield "rows", grid, (_PIXEL_THREADS, 4 * width * rows), (files, first, scratch, rows)
+    if vertical_first:
+        grid = -(-width // _PIXEL_THREADS), min(out_height, _GRID_MAX), images
+        yield "columns_first", grid, (_PIXEL_THREADS, 0), (files, first, scratch)
+    grid = -(-out_width * out_height // (4 * _PIXEL_THREADS)), images
+    yield "second_pass", grid, (_PIXEL_THREADS, 0), (files, first, scratch, pixels)
+    if has_steps:
+        yield "steps", (images,), (_STEP_THREADS, 0), (files, first, scratch, pixels)
+
+
+class Decoder:
+    """Decodes on one device and one of its streams, for a loader's iterators. Thread-safe.
+
+    Args:
+        device: A CUDA device, with an index.
+
+    Raises:
+        Exception: The kernels cannot be compiled or loaded (ImportError: there is no ``cuda.core``).
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        self.device = device
+        with torch.cuda.device(device):
+            self.kernels = dict(_kernels(device.index, "decode.cu"))
+        self._lock = threading.Lock()
+        self.turn = threading.Lock()  # of a batch, whose copy and kernels no other's may come between
+        self._bytes_per_image = FIRST_BYTES_PER_IMAGE
+        self._buffers = BufferPool()
+        self._kept: dict[str, torch.Tensor] = {}
+        self._pixel_bytes = 0  # most of a batch
+        self.gave_up: str | None = None  # the reason, if the threads decode everything after all
+
+    def add_steps(self) -> bool:
+        """Compile the kernel that runs steps, and return whether it can be used.
+
+        That takes longer than all others, so it is left until there are steps. Warns if it cannot be used.
+        """
+        if "steps" not in self.kernels:
+            try:
+                with torch.cuda.device(self.device):
+                    self.kernels.update(_kernels(self.device.index, "steps.cu"))
+            except Exception as error:  # noqa: BLE001 - driver, NVRTC and loader each have their own
+                reason = f"the kernel for transforms cannot be compiled: {type(error).__name__}: {error}"
+                with contextlib.suppress(RuntimeWarning):  # the loader goes on even if warnings are errors
+                    warnings.warn(f"decode threads decode every image: {reason}", RuntimeWarning, stacklevel=2)
+                return False
+        return True
+
+    def files(self, pixels: torch.Tensor, by_view: Callable[[torch.Tensor], list[torch.Tensor]]) -> StagedFiles:
+        """Make room for the files of a batch.
+
+        Args:
+            pixels: The batch's on the host.
+            by_view: Returns each view's part of such pixels, ``(samples, H, W, 3)``.
+        """
+        return StagedFiles(self, pixels, by_view, self._bytes_per_image, self._buffers.take)
+
+    def learn(self, samples: int, wanted: int) -> None:
+        """Note how many bytes a batch would have needed."""
+        with self._lock:
+            if wanted > samples * self._bytes_per_image:
+                self._bytes_per_image = -(-wanted * 5 // (4 * samples))
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of device memory that decoding takes, a batch's pixels among them."""
+        return sum(memory.nbytes for memory in tuple(self._kept.values())) + self._pixel_bytes
+
+    def memory(self, name: str, nbytes: int) -> torch.Tensor:
+        """Return device memory for the current stream, used by one batch after the other.
+
+        Args:
+            name: The same memory has the same name. It is asked for in a batch's :attr:`turn`.
+            nbytes: Of it, at least.
+        """
+        if name not in self._kept or self._kept[name].numel() < nbytes:
+            self._kept.pop(name, None)  # freed first
+            try:
+                memory = self._empty(max(nbytes, min(int(nbytes * GROWTH), SCRATCH_MAX_BYTES)))
+            except torch.OutOfMemoryError:
+                memory = self._empty(nbytes)
+            self._kept[name] = memory
+        return self._kept[name]
+
+    def _empty(self, nbytes: int) -> torch.Tensor:
+        return torch.empty(nbytes, dtype=torch.uint8, device=self.device)
+
+    def give_up(self, why: str) -> None:
+        """Leave everything to the threads; called in a batch's turn."""
+        self.gave_up = why
+        self._kept.clear()
+
+    def pixels(self, like: torch.Tensor) -> torch.Tensor:
+        """Allocate device memory for pixels, of which the batch itself may consist."""
+        self._pixel_bytes = max(self._pixel_bytes, like.nbytes)
+        return torch.empty_like(like, device=self.device)
+
+
+class StagedFiles:
+    """The files of one batch in pinned memory, prepared for the kernels.
+
+    Decode threads write them. Takes the place of the batch's pixels on the host, with those of a tensor's methods that
+    their copy needs.
+
+    Args:
+        decoder: Decodes them.
+        pixels: The batch's pixels on the host, with those of the images that are not staged.
+        by_view: Returns each view's part of them.
+        bytes_per_sample: Room for a sample's file.
+        allocate: Returns so many bytes of pinned memory.
+    """
+
+    def __init__(
+        self,
+        decoder: Decoder,
+        pixels: torch.Tensor,
+        by_view: Callable[[torch.Tensor], list[torch.Tensor]],
+        bytes_per_sample: int,
+        allocate: Callable[[int], torch.Tensor],
+    ) -> None:
+        self._decoder = decoder
+        self._pixels = pixels
+        self.by_view = by_view
+        self._parts = by_view(pixels)
+        self._samples = len(self._parts[0])
+        images = self._samples * len(self._parts)
+        room = _aligned(images * _core.Staging.bytes_per_image + self._samples * bytes_per_sample)
+        memory = allocate(room + 4 * images)
+        self._memory = memory[:room]
+        self._bad = memory[room:].view(torch.int32)  # which images the kernels could not decode
+        self.staging = _core.Staging(self._memory, images, len(self._parts))
+        self._chunks: Any = None
+        self._is_unknown = False  # whether some may have failed
+        self._decoded: Any = None  # an event
+        self._began: Any = None  # one before the kernels, if they are timed
+
+    def is_staged(self) -> list[bool]:
+        """Say of each image whether the kernels decode it.
+
+        An image is one view of a sample. Final once the threads are done.
+        """
+        return [*map(bool, self.staging.has())]
+
+    @property
+    def samples_staged(self) -> int:
+        """How many samples the kernels decode; of several views, each counts for its share."""
+        return (self._samples * len(self._parts) - self.staging.has().count(0)) // len(self._parts)
+
+    def views(self) -> list[StagedView]:
+        """Return what takes the place of each view's pixels, to be copied once."""
+        decoded: list[torch.Tensor] = []
+        return [StagedView(self, number, decoded) for number in range(len(self._parts))]
+
+    def remove(self, image: int) -> None:
+        """Leave out an image, whose pixels were made on the host after all."""
+        self.staging.remove(image)
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes that are copied to the device."""
+        staged, views = self.staging.has(), len(self._parts)
+        host = sum(part[0].nbytes * staged[view::views].count(0) for view, part in enumerate(self._parts))
+        return host + (self.staging.used if any(staged) else 0)
+
+    def is_pinned(self) -> bool:
+        """True."""
+        return True
+
+    @property
+    def decode_s(self) -> float:
+        """Seconds that the kernels took; 0 if they were not timed, or have not ended."""
+        if self._began is None or not self._decoded.query():
+            return 0.0
+        return float(self._began.elapsed_time(self._decoded)) * 1e-3
+
+    def to(self, device: torch.device, *, non_blocking: bool = True, timing: Timing | None = None) -> torch.Tensor:
+        """Decode on the current stream, without blocking; return all pixels.
+
+        Args:
+            device: The decoder's.
+            non_blocking: For images that are not staged.
+            timing: Of the batch's copy; the kernels are timed if that is.
+        """
+        staged = self.staging.has()
+        if self._chunks is None:
+            self._decoder.learn(self._samples, self.staging.wanted)
+        if not any(staged):
+            return self._pixels.to(device, non_blocking=non_blocking)
+        if self._chunks is None:
+            self._chunks = self.staging.finish(SCRATCH_MAX_BYTES)
+        with self._decoder.turn:
+            return self._launch(staged, timing)
+
+    def _launch(self, staged: bytes, timing: Timing | None) -> torch.Tensor:
+        pixels = self._decoder.pixels(self._pixels)
+        if 0 in staged:
+            for view, parts in enumerate(zip(self.by_view(pixels), self._parts, strict=True)):
+                _copy_unstaged(staged[view :: len(self._parts)], *parts)
+        timed = timing is not None and timing.is_timed
+        self._began = gave_up = None
+        if any(chunk[-1] for chunk in self._chunks) and not self._decoder.add_steps():
+            gave_up = "the kernel for transforms cannot be compiled"
+        else:
+            try:
+                files = self._decoder.memory("files", self.staging.used)
+                files[: self.staging.used].copy_(self._memory[: self.staging.used], non_blocking=True)
+                if timed:
+                    self._began = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
+                    self._began.record()
+                with stage("decode"):
+                    self._bad.copy_(self._decode(files, pixels), non_blocking=True)
+            except torch.OutOfMemoryError:
+                gave_up = "the GPU had no memory left to decode in"
+        if gave_up is not None:
+            self._decoder.give_up(gave_up)
+            self._bad.fill_(1)
+        self._is_unknown = True
+        self._decoded = torch.cuda.Event(blocking=True, enable_timing=timed)  # type: ignore[no-untyped-call]
+        self._decoded.record()
+        if timing is not None:
+            timing.on_gpu = True
+            timing.decode = None if self._began is None else (self._began, self._decoded)
+        return pixels
+
+    def _decode(self, files: torch.Tensor, pixels: torch.Tensor) -> torch.Tensor:
+        """Launch the kernels; return which images they cannot decode, once they have run."""
+        launch, kernels = nvrtc.launcher(files.device), self._decoder.kernels
+        codes = self.staging.codes
+        table_bytes = codes[1] * _core.Staging.table_bytes
+        zeros = table_bytes + _aligned(self._bad.nbytes)  # where the coefficients begin
+        scratch = self._decoder.memory("scratch", zeros + max(sum(chunk[4:6]) for chunk in self._chunks))
+        bad = scratch[table_bytes : table_bytes + self._bad.nbytes].view(torch.int32)
+        name, tables_grid, block, arguments = table_launch(codes, files.data_ptr(), scratch.data_ptr())
+        launch(kernels[name], tables_grid, *block, *arguments)
+        begin = table_bytes
+        for chunk in self._chunks:
+            scratch[begin : zeros + chunk[4]].zero_()
+            begin = zeros
+            coefficients = scratch.data_ptr() + zeros
+            memory = files.data_ptr(), scratch.data_ptr(), coefficients, coefficients + chunk[4]
+            for name, grid, block, arguments in launches(chunk, *memory, pixels.data_ptr(), bad.data_ptr()):
+                launch(kernels[name], grid, *block, *arguments)
+        return bad
+
+    def failed(self) -> list[int]:
+        """Return the images that the kernels could not decode.
+
+        Their pixels are wrong. Blocks until they are known.
+        """
+        if not self._is_unknown:
+            return []
+        self._is_unknown = False
+        self._decoded.synchronize()
+        if not self._bad.any():
+            return []
+        flags, staged = self._bad.tolist(), self.staging.has()
+        return [image for image, is_staged in enumerate(staged) if is_staged and flags[self.staging.owner(image)]]
+
+
+class StagedView:
+    """A view's part of the pixels of :class:`StagedFiles`, in whose place it is copied.
+
+    The first of them that is copied decodes them all.
+
+    Args:
+        files: The batch's.
+        number: The view's.
+        decoded: The views on the device, once they are there; shared by all of them.
+    """
+
+    def __init__(self, files: StagedFiles, number: int, decoded: list[torch.Tensor]) -> None:
+        self._files = files
+        self._number = number
+        self._decoded = decoded
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes that are copied to the device, all with the first view."""
+        return 0 if self._number else self._files.nbytes
+
+    def is_pinned(self) -> bool:
+        """True."""
+        return True
+
+    def to(self, device: torch.device, *, non_blocking: bool = True, timing: Timing | None = None) -> torch.Tensor:
+        """See :meth:`StagedFiles.to`."""
+        if not self._decoded:
+            self._decoded += self._files.by_view(self._files.to(device, non_blocking=non_blocking, timing=timing))
+        return self._decoded[self._number]
+
+
+def _aligned(nbytes: int) -> int:
+    return -(-nbytes // _ALIGNMENT) * _ALIGNMENT
+
+
+def _copy_unstaged(staged: bytes, to: torch.Tensor, pixels: torch.Tensor) -> None:
+    """Copy the images that are not staged, without blocking."""
+    at = 0
+    for on_gpu, group in groupby(staged):
+        end = at + len(list(group))
+        if not on_gpu:
+            to[at:end].copy_(pixels[at:end], non_blocking=True)
+        at = end

@@ -1,1 +1,0 @@
-"""Engines turn batches of indices into batches in host memory."""

@@ -1,0 +1,1 @@
+"""Indices of JPEG files: where decoding can start."""

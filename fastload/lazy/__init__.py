@@ -1,0 +1,1 @@
+"""Pillow images whose pixels are made when they are used."""

@@ -1,0 +1,438 @@
+"""Make Pillow decode only what is used of a JPEG file, natively, in worker processes.
+
+:func:`install` changes methods of Pillow's images in this process, from its first JPEG file on.
+``Image.open(...).convert("RGB")`` then notes the file's bytes; ``crop``, ``resize``, flips, affine transforms and
+torchvision's changes of colour note what to do. The first access to the pixels does all of it natively in one go, with
+the same bits. The images' classes, modes, sizes and infos are Pillow's, and so are errors: a file whose decoding could
+fail is decoded by Pillow, at once.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dis
+import functools
+import io
+import sys
+import warnings
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Final, cast
+
+from PIL import Image, ImageFile, ImageFilter
+from PIL.JpegImagePlugin import JpegImageFile
+
+from fastload import _core
+from fastload.lazy import functions as lazy_functions
+from fastload.lazy.pixels import ByPillow, File, Pending
+from fastload.pipeline.installed.decodes import calibrate
+from fastload.pipeline.installed.steps import REFERENCES, differing_step
+from fastload.pipeline.nodes import FILTERS, SAMPLINGS
+from fastload.stats.stack_sampler import register_codec
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from types import CodeType
+
+    from fastload.pipeline.nodes import Node
+
+register_codec(__file__)
+
+_NAMES: Final = {int(resampling): name for name, resampling in FILTERS.items()}
+COMPARED: Final = 2
+"""The first parts in a process, which Pillow decodes as well. If its bits differ, images are lazy no more."""
+
+_FLIPS: Final = {
+    int(Image.Transpose.FLIP_LEFT_RIGHT): "flip_horizontal",
+    int(Image.Transpose.FLIP_TOP_BOTTOM): "flip_vertical",
+}
+_FACTORS: Final = (0.0, 0.3, 1.0, 1.7, 3.0)
+ROOM: Final = 1 << 20
+"""By how much a file may be larger than its pixels, bytes; larger ones are not read whole."""
+TARGET_MAX: Final = 1 << 26
+"""The most pixels of a resize that is pending. Pillow raises at once where there is no memory for them."""
+NUMBER_MAX: Final = 1e9
+"""The largest side of a box or entry of a matrix that is pending."""
+RADIUS_MAX: Final = 1000.0
+"""The largest radius of a blur that is pending, pixels."""
+
+
+_NO_STEPS: Final = ("CACHE", "EXTENDED_ARG", "PRECALL")
+"""Instructions that only belong to others."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Known:
+    """What has been learnt of the installed Pillow.
+
+    Forked workers inherit it, and so take no lock that a fork may leave held.
+
+    Attributes:
+        originals: Methods that are replaced, by their names in ``_METHODS``.
+        filters: The core's filters with Pillow's bits.
+        pass_rule: The core's rule for the order of a resize's passes.
+        keeps_info: Whether the result has the image's ``info``, by each kind of step with Pillow's bits.
+    """
+
+    originals: dict[str, Any]
+    filters: frozenset[str]
+    pass_rule: str
+    keeps_info: dict[str, bool]
+
+
+_known: _Known
+_pillow: ByPillow
+
+
+def _note(image: JpegImageFile) -> None:
+    """Note an opened file's bytes instead of decoding them, if decoding cannot fail."""
+    file: Any = image.fp
+    if type(image) is not JpegImageFile or image._im is not None or image.mode != "RGB" or len(image.tile) != 1:
+        return
+    plain = image.decoderconfig == () and image.tile[0][1] == (0, 0, *image.size) and image.tile[0][2] == 0
+    if not plain or image.tile[0][3] != ("RGB", ""):
+        return
+    if type(file) not in (io.BufferedReader, io.BytesIO) or file.closed or "load_read" in vars(image):
+        return
+    if _is_bomb(image.width, image.height):  # Pillow warns again for every crop
+        return
+    at = file.tell()
+    size = file.seek(0, io.SEEK_END)
+    end, data = 0, b""
+    if size <= 3 * image.width * image.height + ROOM:  # else there is something else in the file, such as a film
+        file.seek(0)
+        data = file.read()
+        end = _core.scan_end(data)
+    block = image.decodermaxblock
+    file.seek(at if end == 0 else min(len(data), -(-end // block) * block))  # where Pillow would stop
+    if end == 0:
+        return
+    image._im = cast("Any", Pending(File(data, image.size, _pillow), (0, 0, *image.size)))
+    image.tile = []
+    image.readonly = 0
+    image.load_end()
+    if image._exclusive_fp and image._close_exclusive_fp_after_loading:
+        file.close()
+    image.fp = None
+
+
+def _load_file(self: JpegImageFile) -> Any:
+    if self.tile:
+        _note(self)
+    return None if _is_needless(self) else _known.originals["load_file"](self)
+
+
+def _load(self: Image.Image) -> Any:
+    return None if _is_needless(self) else _known.originals["load"](self)
+
+
+def _is_needless(image: Any) -> bool:
+    """Whether a method of Pillow's or a statement loads pending pixels, without using the result."""
+    if type(image._im) is not Pending:
+        return False
+    frame = sys._getframe(2)
+    return frame.f_globals is vars(Image) or _drops_result(frame.f_code, frame.f_lasti)
+
+
+@functools.lru_cache(64)
+def _drops_result(code: CodeType, at: int) -> bool:
+    """Whether the instruction at an offset is the call of a statement ``image.load()``."""
+    steps = [step for step in dis.get_instructions(code) if step.opname not in _NO_STEPS]
+    number = sum(step.offset <= at for step in steps)  # of the next one
+    if not 2 <= number < len(steps):
+        return False
+    method, call, after = steps[number - 2 : number + 1]
+    called = method.argval == "load" and method.opname in ("LOAD_METHOD", "LOAD_ATTR")
+    return called and call.opname in ("CALL", "CALL_METHOD") and not call.arg and after.opname == "POP_TOP"
+
+
+def _im(self: Image.Image) -> Any:
+    im: Any = self._im
+    if type(im) is Pending:
+        self._im = im = im.core()
+        return im
+    return _known.originals["im"].fget(self)
+
+
+def _is_bomb(width: int, height: int) -> bool:
+    """Whether Pillow warns of so many pixels, or raises."""
+    limit = Image.MAX_IMAGE_PIXELS
+    return limit is not None and width * height > limit
+
+
+def _is_number(value: Any) -> bool:
+    return type(value) in (int, float) and abs(value) <= NUMBER_MAX
+
+
+def _pending(image: Image.Image) -> Pending | None:
+    """An image's pending pixels, after noting those of a file that is not yet decoded.
+
+    Call it once the arguments are known to be right: wrong ones leave the file as it is.
+    """
+    if isinstance(image, JpegImageFile) and image.tile:
+        _note(image)
+    im: Any = image._im
+    return im if type(im) is Pending else None
+
+
+def pending_of(image: Any, side_min: int) -> Pending | None:
+    """An image's pending pixels; ``None`` without, or with a side below ``side_min``."""
+    if type(image) not in (Image.Image, JpegImageFile):
+        return None
+    im: Any = image._im
+    return im if type(im) is Pending and min(im.size) >= side_min else None
+
+
+def _copy(self: Image.Image) -> Image.Image:
+    pending = _pending(self)
+    return _known.originals["copy"](self) if pending is None else self._new(cast("Any", pending))
+
+
+def _convert(self: Image.Image, mode: str | None = None, *arguments: Any, **rest: Any) -> Image.Image:
+    pending = _pending(self) if type(mode) is str and mode == "RGB" and not arguments and not rest else None
+    return (
+        _known.originals["convert"](self, mode, *arguments, **rest)
+        if pending is None
+        else self._new(cast("Any", pending))
+    )
+
+
+def _crop(self: Image.Image, box: Any = None) -> Image.Image:
+    cropped = None
+    if type(box) in (tuple, list) and len(box) == 4 and all(map(_is_number, box)):
+        left, top, right, bottom = map(round, box)
+        inside = 0 <= left < right <= self.width and 0 <= top < bottom <= self.height
+        pending = _pending(self) if inside and not _is_bomb(right - left, bottom - top) else None
+        cropped = pending and pending.cropped((left, top, right, bottom))
+    if cropped is None:
+        return cast("Image.Image", _known.originals["crop"](self, box))
+    return self._new(cast("Any", cropped))
+
+
+def _resize(
+    self: Image.Image, size: Any, resample: Any = None, box: Any = None, reducing_gap: Any = None
+) -> Image.Image:
+    resized = None
+    plain = box is None and reducing_gap is None and type(size) in (tuple, list) and len(size) == 2
+    name = _NAMES.get(3 if resample is None else resample) if resample is None or isinstance(resample, int) else None
+    if plain and name in _known.filters and all(type(side) is int and side > 0 for side in size):
+        width, height = size
+        pending = _pending(self) if (width, height) != self.size and width * height <= TARGET_MAX else None
+        resized = pending and pending.resized((width, height), name)
+    if resized is None:
+        return cast("Image.Image", _known.originals["resize"](self, size, resample, box, reducing_gap))
+    return self._new(cast("Any", resized))
+
+
+def _transpose(self: Image.Image, method: Any) -> Image.Image:
+    pending = _pending(self) if isinstance(method, int) else None
+    turned = None if pending is None else pending.turned(method)
+    kind = _FLIPS.get(method) if pending is not None else None
+    if pending is not None and turned is None and kind in _known.keeps_info:
+        turned = pending.changed(kind, {})
+    return _known.originals["transpose"](self, method) if turned is None else self._new(cast("Any", turned))
+
+
+def _transform(
+    self: Image.Image,
+    size: Any,
+    method: Any,
+    data: Any = None,
+    resample: Any = 0,
+    fill: Any = 1,
+    fillcolor: Any = None,
+) -> Image.Image:
+    changed = None
+    whole = type(size) is tuple and size == self.size and all(type(side) is int for side in size)
+    if whole and isinstance(method, int) and method == Image.Transform.AFFINE and isinstance(resample, int):
+        sampling = SAMPLINGS.get(resample)
+        color = (0, 0, 0) if fillcolor is None else fillcolor
+        plain = type(data) in (tuple, list) and len(data) == 6 and all(map(_is_number, data))
+        colored = type(color) is tuple and len(color) == 3 and all(type(c) is int and 0 <= c <= 255 for c in color)
+        if plain and colored and sampling is not None:
+            fields = {"matrix": tuple(map(float, data)), "sampling": sampling, "fill": color}
+            changed = _changed(self, "affine", fields)
+    if changed is None:
+        return cast("Image.Image", _known.originals["transform"](self, size, method, data, resample, fill, fillcolor))
+    return changed
+
+
+def _filter(self: Image.Image, filter: Any) -> Image.Image:
+    changed = None
+    if type(filter) is ImageFilter.GaussianBlur:
+        radius = filter.radius
+        radii = tuple(radius) if isinstance(radius, list | tuple) else (radius, radius)
+        if len(radii) == 2 and all(type(each) in (int, float) and 0 < each <= RADIUS_MAX for each in radii):
+            changed = _changed(self, "gaussian_blur", {"radii": tuple(map(float, radii))})
+    return cast("Image.Image", _known.originals["filter"](self, filter)) if changed is None else changed
+
+
+def _changed(image: Any, kind: str, fields: dict[str, Any]) -> Image.Image | None:
+    """Add a step to an image's pending pixels.
+
+    Returns:
+        The changed image; ``None`` if its pixels are not pending, or the step is not exact.
+    """
+    pending = _pending_for(kind, image)
+    if pending is None:
+        return None
+    result: Image.Image = image._new(cast("Any", pending.changed(kind, fields)))
+    if not _known.keeps_info[kind]:
+        result.info = {}
+    return result
+
+
+def _pending_for(kind: str, image: Any) -> Pending | None:
+    """An image's pending pixels, if a kind of step on them is exact."""
+    return _pending(image) if kind in _known.keeps_info and isinstance(image, Image.Image) else None
+
+
+def _as_it_is(image: Any, kind: str) -> Image.Image | None:
+    """Copy an image with pending pixels, if a kind of step on them is exact."""
+    pending = _pending_for(kind, image)
+    return None if pending is None else cast("Image.Image", image._new(pending))
+
+
+def _is_unchanged(image: Any, copy: Image.Image) -> bool:
+    """Whether an image's pixels are still pending, and those of its copy."""
+    return getattr(image, "_im", None) is copy._im
+
+
+def _array_interface(self: Image.Image) -> dict[str, Any]:
+    im: Any = self._im
+    if type(im) is not Pending:
+        return cast("dict[str, Any]", _known.originals["array"].fget(self))
+    width, height = im.size
+    return {"version": 3, "shape": (height, width, 3), "typestr": "|u1", "data": im.pixels().tobytes()}
+
+
+def _open_first(self: JpegImageFile) -> None:
+    """Open the first JPEG file, and make images lazy.
+
+    Not if a method has been patched meanwhile. Programs without such files keep Pillow's methods, the faster ones.
+    """
+    former = {**_known.originals, "open": _open_first}
+    found = {name: vars(cls).get(attribute) for name, (cls, attribute, _) in _METHODS.items()}
+    if all(found[name] in (former[name], method) for name, (_, _, method) in _METHODS.items()):
+        for name, (cls, attribute, method) in _METHODS.items():
+            setattr(cls, attribute, _known.originals[name] if name == "open" else method)
+        lazy_functions.install(_changed, _as_it_is, _is_unchanged)
+    _known.originals["open"](self)
+
+
+_METHODS: Final[dict[str, tuple[type, str, Any]]] = {
+    "open": (JpegImageFile, "_open", _open_first),
+    "load_file": (ImageFile.ImageFile, "load", _load_file),
+    "load": (Image.Image, "load", _load),
+    "im": (Image.Image, "im", property(_im, lambda self, im: setattr(self, "_im", im))),
+    "array": (Image.Image, "__array_interface__", property(_array_interface)),
+    "__copy__": (Image.Image, "__copy__", _copy),
+    "copy": (Image.Image, "copy", _copy),
+    "convert": (Image.Image, "convert", _convert),
+    "crop": (Image.Image, "crop", _crop),
+    "resize": (Image.Image, "resize", _resize),
+    "transpose": (Image.Image, "transpose", _transpose),
+    "transform": (Image.Image, "transform", _transform),
+    "filter": (Image.Image, "filter", _filter),
+}
+for _cls, _attribute, _method in _METHODS.values():
+    if not isinstance(_method, property):
+        _method.__qualname__ = f"{_cls.__name__}.{_attribute}"  # which errors of wrong arguments name
+
+_EXAMPLES: Final[tuple[Node, ...]] = (
+    *((kind, {"value": value}) for kind in ("brightness", "contrast", "saturation", "sharpness") for value in _FACTORS),
+    *(("hue", {"value": value}) for value in (0.0, 5.0, 94.0, 129.0, 223.0)),
+    *(("posterize", {"value": float(value)}) for value in range(1, 9)),
+    *(("solarize", {"value": float(value)}) for value in (0, 1, 100, 255, 256)),
+    *(("gaussian_blur", {"radii": radii}) for radii in ((0.1, 0.1), (0.7, 2.0), (1.3, 1.3), (11.0, 3.5))),
+    *((kind, {}) for kind in ("grayscale", "invert", "autocontrast", "equalize", "flip_horizontal", "flip_vertical")),
+    *(
+        ("affine", {"matrix": matrix, "sampling": sampling, "fill": (3, 200, 90)})
+        for sampling in ("nearest", "bilinear", "bicubic")
+        for matrix in (
+            (1.0, 0.3, 0.0, 0.0, 1.0, 0.0),
+            (1.0, 0.0, -7.0, 0.0, 1.0, 4.0),
+            (0.9, -0.4, 11.5, 0.4, 0.9, -8.25),
+        )
+    ),
+)
+
+
+def prepare() -> bool:
+    """Learn what :func:`install` needs, once per process; nothing is lazy yet.
+
+    Returns:
+        Whether images can be lazy; not with an unknown or patched Pillow.
+    """
+    global _known
+    if "_known" not in globals():
+        found = {name: vars(cls).get(attribute) for name, (cls, attribute, _) in _METHODS.items()}
+        plain = isinstance(found["im"], property) and isinstance(found["array"], property)
+        calibration = calibrate()
+        if not plain or any(map(_is_patched, found.values())) or not calibration.subsamplings:
+            return False
+        _known = _Known(found, calibration.filters, calibration.pass_rule or "horizontal_first", _exact_steps())
+    return True
+
+
+def install() -> bool:
+    """Make images of this process lazy, from its first JPEG file on.
+
+    Returns:
+        What :func:`prepare` does.
+    """
+    global _pillow
+    if not prepare():
+        return False
+    _pillow = ByPillow(_known.originals["load_file"], _known.pass_rule, COMPARED, _give_up)
+    cls, attribute, method = _METHODS["open"]
+    setattr(cls, attribute, method)
+    return True
+
+
+@contextlib.contextmanager
+def put_off() -> Iterator[None]:
+    """Leave Pillow as it is meanwhile, if no JPEG file was opened yet."""
+    cls, attribute, method = _METHODS["open"]
+    is_installed = vars(cls)[attribute] is method
+    if is_installed:
+        setattr(cls, attribute, _known.originals["open"])
+    try:
+        yield
+    finally:
+        if is_installed:
+            setattr(cls, attribute, method)
+
+
+def uninstall() -> None:
+    """Make images as Pillow does.
+
+    Those that are lazy stay so until their pixels are used.
+    """
+    for name, (cls, attribute, _) in _METHODS.items():
+        if name not in ("im", "array"):
+            setattr(cls, attribute, _known.originals[name])
+    lazy_functions.uninstall()
+
+
+def _give_up() -> None:
+    """Make images as Pillow does from now on, and warn.
+
+    Goes on even if warnings are errors.
+    """
+    uninstall()
+    with contextlib.suppress(RuntimeWarning):
+        warnings.warn("images are lazy no more: Pillow's bits differ from the native core's", RuntimeWarning, 2)
+
+
+def _exact_steps() -> dict[str, bool]:
+    """Find the steps with Pillow's bits, and whether they keep an image's ``info``."""
+    differing = {kind for kind, fields in _EXAMPLES if differing_step([(kind, fields)]) is not None}
+    probe = Image.new("RGB", (3, 2))
+    probe.info["kept"] = True
+    exact = [(kind, fields) for kind, fields in _EXAMPLES if kind not in differing]
+    return {kind: "kept" in REFERENCES[kind](probe, **fields).info for kind, fields in exact}
+
+
+def _is_patched(method: Any) -> bool:
+    function = getattr(method, "fget", method)
+    return getattr(function, "__module__", None) not in ("PIL.Image", "PIL.ImageFile", "PIL.JpegImagePlugin")

@@ -1,0 +1,361 @@
+"""State of a loader beyond its arguments: iterators in use, slots, copy streams, statistics."""
+
+from __future__ import annotations
+
+import copy
+import os
+import threading
+import weakref
+from collections import Counter
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, Final
+
+from fastload.autoscale.policy import NATIVE_STREAMS, AutoWorkers, choose_processes, cores_for_loading
+from fastload.check.results import ParityResults
+from fastload.device.transfer import Transfer, new_stream
+from fastload.memory.limits import pinned_limit, slots_wanted
+from fastload.memory.slots import SlotCounts, SlotPool
+from fastload.options import has_own_iterator
+from fastload.randomness.by_sample import Epochs
+from fastload.state.place import LoaderPlace
+from fastload.stats.meter import Meter, Meters
+from fastload.stats.stats import Stats, Totals, make_stats
+from fastload.torch_workers.processes import end_former, end_iterator
+from fastload.torch_workers.signals import Finalizer
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    import torch
+
+    from fastload import _core
+    from fastload.device.copy_scheduler import CopyScheduler
+    from fastload.device.decode.choice import DecodeChoice
+    from fastload.device.decode.files import Decoder
+    from fastload.device.decode.policy import DecodePolicy
+    from fastload.memory.buffers import BufferPool
+    from fastload.options import LoaderConfig
+    from fastload.pipeline.recipe import Recipe
+    from fastload.python_samples.seeding_process import SeedingProcess
+    from fastload.route import Route
+
+ITERATOR_CLOSED: Final = "the FastLoader of this iterator was closed"
+
+
+class LoaderState:
+    """Holds a loader's state. Iterators refer to it too.
+
+    A copy, pickled or not, is new but for its place.
+
+    Args:
+        place: Where its newest iteration is.
+    """
+
+    def __init__(self, place: LoaderPlace | None = None) -> None:
+        self.place = place or LoaderPlace()
+        self.live: weakref.WeakSet[Any] = weakref.WeakSet()
+        self.begun = 0  # iterations begun, including failed ones
+        self.slots: SlotPool | None = None
+        self.checks = ParityResults()
+        self.engine_logged = False
+        self.spares: list[Any] = []  # arrays of the last epoch's samples
+        self._seeding: SeedingProcess | None = None
+        self._streams: dict[torch.device, Any] = {}
+        self._meters = Meters()
+        self._lock = threading.RLock()  # a finalizer may run in a thread that holds it
+        self._pid = self._iterates_in = os.getpid()
+        self._transfers: dict[int, tuple[Transfer, CopyScheduler | None]] = {}  # of iterators in use
+        self._before = Totals()  # of iterators that have ended
+        self._missed = Counter[str]()
+        self._buffers: BufferPool | None = None
+        self._closed = False
+        self._pool: tuple[int, _core.Pool] | None = None  # with the process that its threads are in
+        self._index: tuple[int, _core.JpegIndex] | None = None  # with its process; a fork may copy held locks
+        self._decoders: dict[torch.device, Decoder | str] = {}  # or why there is none
+        self.decode_policies: dict[torch.device, DecodePolicy] = {}
+        self._indexed = 0, 0, 0  # bytes of the index, images, and those by its file, once it is closed
+        self._sized: tuple[int, Stats] | None = None  # last chosen number of workers, and the statistics then
+
+    def __reduce__(self) -> Any:
+        return LoaderState, (copy.copy(self.place),)
+
+    def of_copies(self) -> dict[str, LoaderState]:
+        """Return the attributes of a loader's copies that come from here."""
+        return {} if self.place.loaded is None else {"_state": LoaderState(copy.copy(self.place))}
+
+    def copy_stream(self, device: torch.device) -> Any:
+        """Return the device's copy stream. Kept across epochs: torch caches device memory by stream."""
+        if device not in self._streams:
+            self._streams.setdefault(device, new_stream(device))  # the same one for two threads
+        return self._streams[device]
+
+    def slot_pool(self, loader: LoaderConfig[Any], route: Route) -> SlotPool | None:
+        """Return the loader's slots, made on first use and kept across epochs."""
+        if route.no_slots is not None:
+            return None
+        if self.slots is None:
+            self.slots = SlotPool(slots_wanted(loader), pinned_limit(loader), loader.num_workers, device=route.device)
+            Finalizer(self, self.slots.close)
+        self.slots.reclaim()
+        return self.slots
+
+    @property
+    def buffers(self) -> BufferPool:
+        """Pinned memory for the pixels of batches, kept across epochs."""
+        from fastload.memory.buffers import BufferPool
+
+        with self._lock:
+            self._buffers = self._buffers or BufferPool()
+            return self._buffers
+
+    @property
+    def seeding(self) -> SeedingProcess:
+        """Runs ``worker_init_fn`` for native epochs, if that only seeds."""
+        from fastload.python_samples.seeding_process import SeedingProcess
+
+        with self._lock:
+            self._seeding = self._seeding or SeedingProcess()
+            return self._seeding
+
+    def decode_pool(self) -> _core.Pool:
+        """Return the threads that decode for iterators without workers, shared by all of them."""
+        from fastload import _core
+
+        with self._lock:
+            if self._closed:
+                raise RuntimeError(ITERATOR_CLOSED)
+            if self._pool is None or self._pool[0] != os.getpid():
+                self._pool = os.getpid(), _core.Pool(cores_for_loading())
+            return self._pool[1]
+
+    def decode_choice(
+        self,
+        loader: LoaderConfig[Any],
+        route: Route,
+        totals: Callable[[], Totals] | None,
+    ) -> DecodeChoice | None:
+        """Return what decides for an iterator's batches, or None if the threads decode all.
+
+        What has been learnt about the device is kept across epochs.
+
+        Args:
+            loader: Its options count.
+            route: What makes the epoch.
+            totals: Returns the device clock's totals; ``None`` without a clock.
+
+        Raises:
+            RuntimeError: The threads have to decode all, and ``decode="gpu"``.
+        """
+        decoder = self.decoder(loader, route.device, route.not_on_gpu)
+        if decoder is None:
+            return None
+        from fastload.device.decode.choice import DecodeChoice
+        from fastload.device.decode.policy import DecodePolicy
+
+        policy = None if loader.decode == "gpu" else self.decode_policies.setdefault(route.device, DecodePolicy())
+        return DecodeChoice(decoder, policy, totals=totals)
+
+    def decoder(self, loader: LoaderConfig[Any], device: torch.device, reason: str | None) -> Decoder | None:
+        """Return what decodes on the device, or None if the threads decode.
+
+        It is kept across epochs.
+
+        Args:
+            loader: Its options count.
+            device: Where batches go.
+            reason: Why it cannot; see :class:`~fastload.route.Route`.
+
+        Raises:
+            RuntimeError: They have to, and ``decode="gpu"``.
+        """
+        if loader.decode == "cpu":
+            return None
+        if reason is None and device not in self._decoders:
+            from fastload.device.decode.files import Decoder
+
+            try:
+                self._decoders[device] = Decoder(device)
+            except Exception as error:  # noqa: BLE001 - driver, NVRTC and loader each have their own
+                self._decoders[device] = f"the kernels cannot be compiled: {type(error).__name__}: {error}"
+        known = self._decoders[device] if reason is None else reason
+        if not isinstance(known, str):
+            return known
+        if loader.decode == "gpu":
+            raise RuntimeError(f"decode='gpu' cannot be used: {known}")
+        return None
+
+    def not_decoding_because(self, device: torch.device) -> str | None:
+        """Why the device does not decode after all; ``None`` if unknown."""
+        known = self._decoders.get(device)
+        if isinstance(known, str):
+            return known
+        return None if known is None else known.gave_up
+
+    def with_index(self, loader: LoaderConfig[Any], recipe: Recipe, *, whole: bool = False) -> Recipe:
+        """Add the index of JPEG files to what decodes them; it is kept across epochs.
+
+        Args:
+            loader: Bounds it.
+            recipe: How to make the loader's samples.
+            whole: Whether files are indexed to their ends, for a GPU.
+
+        Raises:
+            IndexFileError: ``jpeg_index`` cannot be used.
+        """
+        if not loader.max_index_bytes:
+            return recipe
+        from fastload import _core
+        from fastload.jpeg_index.file import index_file_of
+
+        with self._lock:
+            if self._index is None or self._index[0] != os.getpid():
+                file = index_file_of(loader)[0]
+                self._index = os.getpid(), _core.JpegIndex(loader.max_index_bytes, whole, file)
+            return replace(recipe, options={**recipe.options, "index": self._index[1]})
+
+    def size_workers(self, loader: LoaderConfig[Any], *, native: bool = False) -> None:
+        """Choose ``num_workers`` for the next epoch if it is ``"auto"``.
+
+        Args:
+            loader: The loader to change.
+            native: Whether to size for the native engine's threads instead of worker processes.
+        """
+        workers: Any = loader.num_workers
+        if not isinstance(workers, AutoWorkers):
+            return
+        if native:
+            loader.num_workers = AutoWorkers(NATIVE_STREAMS, workers.sizing)
+            return
+        now = self.stats(workers.sizing.processes or workers)
+        if not choose_processes(loader, now.since(self._sized[1]) if self._sized is not None else None):
+            return
+        before, self._sized = self._sized, (int(loader.num_workers), now)
+        if before is None or before[0] == loader.num_workers:
+            return
+        end_former(loader)  # persistent workers, now too many or too few
+        if self.slots is not None and not self._transfers:
+            self.slots.close()
+            self.slots = None
+
+    def drop_inherited(self, loader: LoaderConfig[Any]) -> None:
+        """Forget, in a forked child, workers, slots and locks of the parent's."""
+        if self._iterates_in == os.getpid():
+            return
+        self._iterates_in, self._lock = os.getpid(), threading.RLock()
+        self.slots = self._buffers = None
+        if not has_own_iterator(loader):
+            loader._iterator = None
+
+    def add(
+        self,
+        iterator: Any,
+        meter: Meter,
+        transfer: Transfer | None = None,
+        scheduler: CopyScheduler | None = None,
+    ) -> None:
+        """Count a new iterator's figures, and close it with the loader."""
+        if transfer is not None:
+            self.take_in(transfer, scheduler)
+        self.measure(iterator, meter)
+        self.live.add(iterator)
+
+    def measure(self, iterator: Any, meter: Meter) -> None:
+        """Count ``meter`` while ``iterator`` lives, and keep its totals afterwards."""
+        Finalizer(iterator, self._meters.open(meter)).atexit = False
+
+    @property
+    def totals(self) -> Totals:
+        """Counts over all epochs, without those of copies."""
+        return self._meters.totals()
+
+    def take_in(self, transfer: Transfer, scheduler: CopyScheduler | None = None) -> None:
+        """Count an iterator's copies until :meth:`retire`."""
+        with self._lock:
+            self._transfers[id(transfer)] = (transfer, scheduler)
+
+    def retire(self, transfer: Transfer, scheduler: CopyScheduler | None = None) -> None:
+        """Keep the totals of an iterator that ends."""
+        if os.getpid() != self._pid:  # a forked child: another thread may have held the lock
+            return
+        totals, missed = Totals(), Counter[str]()
+        self._count(transfer, scheduler, totals, missed)  # not under the lock, as in stats()
+        with self._lock:
+            if self._transfers.pop(id(transfer), None) is None:
+                return
+            self._before.add(totals)
+            self._missed.update(missed)
+
+    @staticmethod
+    def _count(transfer: Transfer, scheduler: CopyScheduler | None, totals: Totals, missed: Counter[str]) -> None:
+        totals.add(transfer.totals())
+        if scheduler is not None:
+            totals.add(scheduler.totals())
+            missed.update(scheduler.missed)
+
+    def stats(self, workers: int) -> Stats:
+        """Return the statistics of all iterators so far."""
+        with self._lock:
+            totals, missed = self._before.copy(), self._missed.copy()
+            transfers, decoders = list(self._transfers.values()), list(self._decoders.values())
+        # Not under the lock: a thread that holds a transfer's lock takes ours if the collector ends an iterator there.
+        for transfer, scheduler in transfers:
+            self._count(transfer, scheduler, totals, missed)
+        totals.add(self._meters.totals())
+        index = self._index  # close() may take it in another thread
+        counts = self.slots.counts() if self.slots is not None else SlotCounts(0, 0, 0)
+        ready, on_device = self._meters.ready()
+        on_device += sum(scheduler.copied_ahead() for _, scheduler in transfers if scheduler is not None)
+        queues = {"ready": max(0, ready - on_device), "device": on_device} if ready or on_device else {}
+        return make_stats(
+            totals,
+            places=self._meters.places(),
+            missed=missed,
+            workers=workers,
+            slots=(counts.slots, counts.slot_bytes, counts.pinned_bytes),
+            queues=queues,
+            index=self._indexed if index is None else _counts(index[1]),
+            gpu_decode_bytes=sum(decoder.nbytes for decoder in decoders if not isinstance(decoder, str)),
+        )
+
+    def check_open(self) -> None:
+        """Count a new iteration; raise if the loader is closed."""
+        self.begun += 1
+        if self._closed:
+            raise RuntimeError("this FastLoader is closed; make a new one to iterate again")
+
+    def close(self) -> None:
+        """End iterators, streams and slots. Idempotent."""
+        self._closed = True
+        for iterator in list(self.live):
+            end_iterator(iterator)
+        self._streams.clear()
+        self._decoders.clear()
+        self._buffers = None
+        pool, self._pool = self._pool, None
+        if pool is not None and pool[0] == os.getpid():
+            pool[1].close()
+        index, self._index = self._index, None
+        if index is not None:
+            self._indexed = 0, *_counts(index[1])[1:]
+        if self.slots is not None:
+            self.slots.close()
+        if self._seeding is not None:
+            self._seeding.close()
+
+
+def _counts(index: _core.JpegIndex) -> tuple[int, int, int]:
+    size, _, found, _, _, from_file = index.totals()
+    return size, found, from_file
+
+
+def state_of(loader: Any) -> LoaderState:
+    """Return a loader's state; makes one if it has none, as in a copy. Thread-safe."""
+    state: LoaderState | None = vars(loader).get("_state")
+    if state is None:
+        state = vars(loader).setdefault("_state", LoaderState())  # the same one for two threads
+    return state
+
+
+def epochs_of(loader: Any) -> Epochs | None:
+    """A loader's seed and epoch; ``None`` unless ``randomness="sample"``."""
+    return state_of(loader).place.epochs_of(loader)

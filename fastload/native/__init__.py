@@ -1,0 +1,1 @@
+"""Epochs made by decode threads."""

@@ -1,0 +1,1 @@
+"""What datasets hold, and how samples are found in it."""

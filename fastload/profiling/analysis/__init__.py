@@ -1,0 +1,1 @@
+"""A recording's numbers and what they mean: the bottleneck, the kernels' limits."""

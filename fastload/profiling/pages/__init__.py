@@ -1,0 +1,1 @@
+"""A profile for people: tables in a terminal, a page with a timeline, a picture."""

@@ -1,0 +1,229 @@
+"""A profile's report: the verdict, tables for a terminal, JSON."""
+
+from __future__ import annotations
+
+import shutil
+from dataclasses import asdict, dataclass, field
+from typing import TYPE_CHECKING, Any, Final
+
+from fastload.nvtx.stages import DOMAIN
+from fastload.profiling.analysis.findings import find
+from fastload.profiling.analysis.trace_diagnosis import diagnose_trace
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from rich.console import Console
+
+    from fastload.profiling.analysis.findings import Activity, Findings, KernelUse
+    from fastload.profiling.recording.provenance import Provenance
+    from fastload.profiling.recording.trace import Recording
+    from fastload.stats.verdict import Verdict
+
+RANGES_SHOWN: Final = 24
+_PIPED: Final = 1000  # columns where there is no terminal: tables take what they need
+LAYOUT_REMEDY: Final = (
+    "the model runs in NHWC inside and is fed NCHW: model.to(memory_format=torch.channels_last), and batches in "
+    "channels_last (FastLoader's default)"
+)
+
+
+@dataclass(frozen=True, slots=True)
+class ProfileReport:
+    """The report of a recording.
+
+    Attributes:
+        findings: The numbers.
+        verdict: Limit of the loop.
+        loader: The loader's own verdict on the same run, if there is one.
+        provenance: Origin of the recording, if known.
+    """
+
+    findings: Findings
+    verdict: Verdict
+    loader: str | None = None
+    provenance: Provenance | None = None
+
+    @property
+    def other_verdict(self) -> str | None:
+        """The loader's own verdict if it is another one; the same would be said twice."""
+        same = self.loader is not None and self.loader.lower().startswith(f"{self.verdict.name.lower()}:")
+        return None if same else self.loader
+
+    def to_dict(self) -> dict[str, Any]:
+        """The object of ``fastload profile --json``. Times in seconds, shares from 0 to 1."""
+        about = {} if self.provenance is None else {"provenance": asdict(self.provenance)}
+        return {"verdict": self.verdict.to_dict(), "loader": self.loader, **about, **self.findings.to_dict()}
+
+
+def make_report(
+    recording: Recording, reported: Verdict | None = None, provenance: Provenance | None = None
+) -> ProfileReport:
+    """Compute the report of a recording; ``reported`` is the loader's own verdict."""
+    findings = find(recording)
+    said = None if reported is None else str(reported)
+    return ProfileReport(findings, diagnose_trace(findings, reported), said, provenance)
+
+
+def plain_console() -> Console:
+    """A console as wide as the terminal, or as its rows in a pipe.
+
+    Prints names without interpreting markup.
+    """
+    from rich.console import Console
+
+    width = shutil.get_terminal_size((_PIPED, 40)).columns
+    return Console(highlight=False, markup=False, emoji=False, width=width)
+
+
+def show(report: ProfileReport, console: Console) -> None:
+    """Print the report."""
+    from rich.panel import Panel
+    from rich.text import Text
+
+    verdict = report.verdict
+    body = Text(sentence("; ".join(verdict.evidence)))
+    body.append(f"\n→ {sentence(verdict.remedy)}", "bold")
+    title = Text(verdict.name, "bold")
+    if console.is_terminal:
+        console.print(Panel(body, title=title, title_align="left", border_style="cyan"))
+    else:  # for grep and the like
+        console.print(title, body, sep="\n")
+    for line in overview(report.findings):
+        console.print(Text(line))
+    shown = list(tables(report.findings))
+    for table in shown:
+        console.print()
+        console.print(_for_terminal(table))
+    for table in shown:
+        if table.note:
+            console.print(Text(f"→ {table.note}", "bold"))
+    if report.other_verdict is not None:
+        console.print()
+        console.print(Text(f"the loader's own report: {report.other_verdict}"))
+    for note in report.findings.notes:
+        console.print(Text(f"note: {note}", "dim"))
+
+
+def overview(findings: Findings) -> Iterator[str]:
+    """Summarize the run in a few lines."""
+    step = f", {milliseconds(findings.step_s)} each" if findings.step_s else ""
+    what = f"{findings.steps} steps{step}" if findings.steps else milliseconds(findings.seconds)
+    yield f"{what}; waited for batches {findings.wait_share:.1%} of the time; recorded by {findings.source}"
+    for use in findings.devices:
+        yield (
+            f"{use.name} {use.device}: busy {use.busy_share:.1%}, idle {use.idle_share:.1%} "
+            f"(of that {use.starved_share:.1%} for want of a batch), {use.kernels:,} kernels"
+        )
+    if (decode := findings.gpu_decode) is not None:
+        yield (
+            f"decoding on the GPU: {milliseconds(decode.mean_s)} a batch, {decode.share:.1%} of the time, "
+            f"{decode.beside_kernels_share:.0%} of that beside other kernels"
+        )
+    if not findings.devices:
+        yield "no GPU was used"
+
+
+def sentence(text: str) -> str:
+    """Make a sentence of a clause: capital letter and full stop."""
+    return f"{text[:1].upper()}{text[1:]}."
+
+
+def milliseconds(seconds: float) -> str:
+    """Format a time for people."""
+    if seconds >= 10:
+        return f"{seconds:.1f} s"
+    return f"{seconds * 1e3:.2f} ms" if seconds < 0.1 else f"{seconds * 1e3:,.0f} ms"
+
+
+@dataclass(slots=True)
+class Table:
+    """One table of the report, for a terminal or a page.
+
+    Attributes:
+        title: One line.
+        columns: Titles; those of right-aligned columns have a ``>`` before.
+        note: Remedy, if there is one.
+        rows: Cells of each row, and its style: ``"red"``, ``"magenta"``, ``"dim"`` or none.
+        spans: Start and length of the rows' stretches of time in ns, if they have some.
+    """
+
+    title: str
+    columns: tuple[str, ...]
+    note: str = ""
+    rows: list[tuple[tuple[str, ...], str]] = field(default_factory=list)
+    spans: list[tuple[int, int]] = field(default_factory=list)
+
+    def add(self, *cells: str, style: str = "") -> None:
+        """Add a row."""
+        self.rows.append((cells, style))
+
+
+def tables(findings: Findings, ranges_shown: int = RANGES_SHOWN) -> Iterator[Table]:
+    """Yield the tables of what was found, with at most so many ranges."""
+    if findings.gaps:
+        table = Table("longest stretches without a kernel", ("at", ">length", ">copying", "main thread", "loader"))
+        for gap in findings.gaps:
+            times = milliseconds(gap.start_s), milliseconds(gap.length_s), f"{gap.copying_share:.0%}"
+            table.add(*times, _activities(gap.host), _activities(gap.loader))
+            table.spans.append((round(gap.start_s * 1e9), round(gap.length_s * 1e9)))
+        yield table
+    elif findings.waiting:
+        table = Table("while the training loop waited", ("the loader's threads", ">share of their time"))
+        for activity in findings.waiting:
+            table.add(activity.what, f"{activity.share:.0%}")
+        yield table
+    if findings.copies:
+        table = Table("copies", ("direction", "host memory", ">count", ">MB", ">GB/s", ">beside kernels"))
+        for copy in findings.copies:
+            size = f"{copy.size_bytes / 1e6:,.1f}", f"{copy.gb_per_s:.1f}", f"{copy.beside_kernels_share:.0%}"
+            bad = copy.memory == "pageable" and copy.direction == "host to device"
+            table.add(copy.direction, copy.memory, f"{copy.count:,}", *size, style="red" if bad else "")
+        yield table
+    if findings.layout:
+        yield _of_kernels("kernels that only convert layouts", findings.layout, "magenta", LAYOUT_REMEDY)
+    if findings.ranges:
+        table = Table("ranges", ("range", "on", ">count", ">host, each", ">host, all", ">device, all", ">kernels"))
+        for span in findings.ranges[:ranges_shown]:
+            name = span.name if span.domain in ("", DOMAIN) else f"{span.name} ({span.domain})"
+            place = f"{span.role} × {span.threads}" if span.threads > 1 else str(span.role)
+            device = milliseconds(span.device_s) if span.device_s else ""
+            times = milliseconds(span.mean_s), milliseconds(span.total_s), device
+            table.add(name, place, f"{span.count:,}", *times, f"{span.kernels:,}" if span.kernels else "")
+        if (more := len(findings.ranges) - ranges_shown) > 0:
+            table.add(f"... and {more} more", *[""] * 6, style="dim")
+        yield table
+    if findings.threads:
+        columns = ("thread", "process", ">busy", "in", ">fetch blocked")
+        table = Table("threads of the loop and the loader", columns)
+        for thread in findings.threads:
+            stages = ", ".join(f"{name} {share:.0%}" for name, share in thread.stages.items() if share >= 0.005)
+            blocked = "" if thread.blocked_share is None else f"{thread.blocked_share:.0%}"
+            name = thread.role if thread.name in ("", thread.role) else f"{thread.role}: {thread.name}"
+            table.add(name, str(thread.process), f"{thread.busy_share:.0%}", stages, blocked)
+        yield table
+    if findings.kernels:
+        yield _of_kernels("longest kernels", findings.kernels)
+
+
+def _activities(found: Sequence[Activity]) -> str:
+    return ", ".join(f"{activity.what} {activity.share:.0%}" for activity in found[:3]) or "nothing recorded"
+
+
+def _of_kernels(title: str, uses: Sequence[KernelUse], style: str = "", note: str = "") -> Table:
+    table = Table(title, ("kernel", ">launches", ">time", ">of all kernels"), note)
+    for use in uses:
+        table.add(use.name, f"{use.count:,}", milliseconds(use.seconds), f"{use.share:.1%}", style=style)
+    return table
+
+
+def _for_terminal(table: Table) -> Any:
+    from rich.table import Table as RichTable
+
+    shown = RichTable(title=table.title, title_justify="left", title_style="bold", box=None, padding=(0, 2, 0, 0))
+    for column in table.columns:
+        right = column.startswith(">")
+        shown.add_column(column.lstrip(">"), justify="right" if right else "left", no_wrap=right, header_style="dim")
+    for cells, style in table.rows:
+        shown.add_row(*cells, style=style)
+    return shown

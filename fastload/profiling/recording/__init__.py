@@ -1,0 +1,1 @@
+"""What profilers record of a training loop, and how it is recorded."""

@@ -1,0 +1,1 @@
+"""Random generators: their states, packed as text, and seeds by sample."""

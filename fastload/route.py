@@ -1,0 +1,192 @@
+"""Decide what makes a loader's epoch, and why.
+
+A :class:`Route` is the only decision: loader, iterators, workers and plan read it.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import sys
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeAlias
+
+import torch
+from torch.utils.data import DataLoader, default_collate, default_convert
+
+from fastload.memory.limits import no_slots_because
+from fastload.nvtx import stages
+from fastload.options import has_own_iterator, has_state, resolve_device
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from fastload.options import LoaderConfig
+    from fastload.pipeline.recipe import Recipe
+    from fastload.pipeline.tail import Tail
+
+Maker: TypeAlias = Literal["threads", "next", "workers", "python"]
+"""What makes samples: decode threads; decode threads inside ``next()``, without workers; worker processes with a decode
+thread each, around the user's functions; or the dataset itself, in worker processes or the main process."""
+
+
+@dataclass(frozen=True, slots=True)
+class Route:
+    """What makes an epoch that starts now.
+
+    Attributes:
+        maker: What makes samples.
+        device: Where finished batches are.
+        is_plain: Whether torch's own iterator makes the batches, with no device side.
+        recipe: How samples are made natively; ``None`` if the dataset makes them.
+        reasons: Why the dataset makes them, or workers instead of decode threads.
+        is_lazy: Whether Pillow's images are lazy in worker processes.
+        tail: Transforms that the device runs instead of workers.
+        no_slots: Why workers do not write into pinned slots; ``None`` if they do.
+        not_on_gpu: Why decode threads decode every image; ``None`` if the GPU can decode some.
+    """
+
+    maker: Maker
+    device: torch.device
+    is_plain: bool
+    recipe: Recipe | None = None
+    reasons: tuple[str, ...] = ()
+    is_lazy: bool = False
+    tail: Tail | None = None
+    no_slots: str | None = None
+    not_on_gpu: str | None = None
+
+    @property
+    def engine(self) -> str:
+        """The engine's name; see :class:`fastload.Plan`."""
+        if self.maker != "python":
+            return "native"
+        return "torch" if self.is_plain else "workers"
+
+
+class Outcomes(Protocol):
+    """What a loader's earlier epochs have shown of a recipe."""
+
+    def known(self, loader: LoaderConfig[Any], recipe: Recipe) -> str | None:
+        """Why the recipe must not be used; ``None`` if it passed or is unchecked."""
+        ...
+
+    def not_started(self, loader: LoaderConfig[Any], recipe: Recipe) -> str | None:
+        """Why decode threads could not be started; ``None`` if they could or were not."""
+        ...
+
+
+def decide(loader: LoaderConfig[Any], outcomes: Outcomes, prepare_lazy_images: Callable[[], bool]) -> Route:
+    """Decide what makes an epoch of ``loader`` that starts now.
+
+    Args:
+        loader: The loader.
+        outcomes: What its earlier epochs have shown.
+        prepare_lazy_images: Whether Pillow's images can be lazy here. Called if workers may need it.
+    """
+    own = has_own_iterator(loader)
+    device = torch.device("cpu") if own else resolve_device(loader.device)
+    on_host = device.type == "cpu" and loader.dtype is None and loader.randomness == "worker" and not stages.active()
+    is_plain = own or on_host
+    if (running := _running(loader, device)) is not None:
+        return Route("threads", device, False, running, not_on_gpu=_not_on_gpu(loader, running, device))
+    read = read_loader(loader, device)
+    recipe, reasons = (None, read) if isinstance(read, tuple) else (read, ())
+    maker: Maker = "python"
+    not_on_gpu = None if recipe is None else _not_on_gpu(loader, recipe, device)
+    if recipe is not None and (failed := outcomes.known(loader, recipe)) is not None:
+        recipe, reasons = None, (failed,)
+    if recipe is not None and not loader.num_workers:
+        maker = "next"
+    elif recipe is not None and recipe.in_python:
+        maker = "workers"
+    elif recipe is not None:
+        failed = recipe.not_copied_because() or outcomes.not_started(loader, recipe)
+        if failed is None:
+            return Route("threads", device, False, recipe, not_on_gpu=not_on_gpu)
+        reasons = (failed,)
+        around = recipe.first_call is not None and loader.randomness == "worker"  # else only torch's samples are seeded
+        maker = "workers" if around else "python"
+        recipe = None if maker == "python" else recipe
+    is_lazy = loader.engine != "torch" and bool(loader.num_workers) and not own and prepare_lazy_images()
+    no_slots = no_slots_because(loader, device)
+    if maker == "next":
+        no_slots = no_slots or "the main process makes the samples"
+    tail = read_tail(loader, device) if recipe is None else None
+    return Route(maker, device, is_plain, recipe, reasons, is_lazy, tail, no_slots, not_on_gpu)
+
+
+def _running(loader: LoaderConfig[Any], device: torch.device) -> Recipe | None:
+    """Return the recipe of decode threads that persist and make the next epoch, too."""
+    former: Any = loader._iterator
+    if not loader.persistent_workers or not getattr(type(former), "runs_recipe", False) or former.is_closed:
+        return None
+    return former.recipe if former.device == device else None
+
+
+def _not_on_gpu(loader: LoaderConfig[Any], recipe: Recipe, device: torch.device) -> str | None:
+    from fastload.device.decode import loader_allows as decodable
+
+    return decodable.not_on_gpu_because(loader, recipe, device)
+
+
+def read_loader(loader: LoaderConfig[Any], device: torch.device) -> Recipe | tuple[str, ...]:
+    """Read a loader's recipe, or the reasons why it has none and what to change."""
+    if loader.engine == "torch":
+        return ("engine='torch'",)
+    reasons = []
+    if not loader._auto_collation:
+        reasons.append("batch_size=None: only batches are made natively")
+    if not loader.in_order and loader.num_workers:
+        reasons.append("in_order=False: only batches in order are made natively")
+    if device.type not in ("cpu", "cuda"):
+        reasons.append(f"batches go to {device.type}; natively they go to cuda and cpu")
+    if getattr(type(loader), "_get_iterator", None) is not DataLoader._get_iterator:
+        reasons.append(f"{type(loader).__name__} has a _get_iterator of its own; leave torch's")
+    if has_state(loader.dataset):
+        reasons.append(f"dataset {type(loader.dataset).__name__} has a state_dict(), which its samples may change")
+    if "torchvision" not in sys.modules:  # then the loader uses none of its datasets or transforms
+        return (
+            *reasons,
+            f"dataset {type(loader.dataset).__name__} has no torchvision transforms; only those are supported natively",
+        )
+    if importlib.util.find_spec("fastload._core") is None:
+        return (*reasons, "fastload._core is not built; reinstall fastload with a C++ compiler")
+    from fastload.pipeline.recipe import Refusal, read_recipe
+
+    first_call = loader.worker_init_fn if loader.num_workers else None
+    recipe = read_recipe(loader.dataset, loader.collate_fn, first_call, exact=loader.exact)
+    if isinstance(recipe, Refusal):
+        return (*reasons, *recipe.reasons)
+    if recipe.pipeline.has_tensor_contrast:  # torch's bits depend on its number of threads
+        if not loader.num_workers and torch.get_num_threads() > 1:
+            reasons.append("num_workers=0: torch's threads round a tensor's contrast otherwise; use workers")
+        if recipe.in_python or recipe.first_call is not None:
+            code = recipe.in_python[0] if recipe.in_python else "worker_init_fn"
+            reasons.append(f"{code} may set torch's threads, which round a tensor's contrast otherwise")
+    if recipe.pipeline.views > 1 and loader.randomness == "sample":
+        reasons.append("randomness='sample': only one view of an image is made natively; use randomness='worker'")
+    if recipe.in_python and loader.randomness == "sample":
+        reasons.append(f"randomness='sample' draws before each sample, and {recipe.in_python[0]} may draw too")
+    return tuple(reasons) or recipe
+
+
+def read_tail(loader: LoaderConfig[Any], device: torch.device) -> Tail | None:
+    """Read the transforms that the device can run instead of workers.
+
+    Only where the dataset makes the samples: a worker that makes them natively would not know the rest.
+    """
+    if loader.engine == "torch" or device.type != "cuda" or loader.randomness != "worker" or not loader.num_workers:
+        return None
+    if loader.worker_init_fn is not None:
+        return None
+    if not loader._auto_collation and loader.collate_fn is default_convert and "webdataset.pipeline" in sys.modules:
+        from fastload.pipeline.webdataset_tail import pipeline_tail
+
+        return pipeline_tail(loader.dataset)
+    if not loader._auto_collation or loader.collate_fn is not default_collate:
+        return None
+    if "torchvision.datasets" not in sys.modules:
+        return None
+    from fastload.pipeline.tail import without_tail
+
+    return without_tail(loader.dataset)

@@ -1,0 +1,1 @@
+"""Where a loader is in its epoch, saved, and gone on from in another process."""

@@ -1,0 +1,1 @@
+"""Worker processes: what they do at their start, and how they make each batch."""

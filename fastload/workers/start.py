@@ -1,0 +1,202 @@
+"""Engine ``workers``: torch's worker processes and pin-memory thread run the user's code unchanged.
+
+The collate function is wrapped (in the iterator, never on the loader), so that workers send each batch as a
+:class:`~fastload._batch.HostBatch`. Torch's pin-memory thread calls the batch's ``pin_memory()`` as soon as it arrives,
+which delivers it to :class:`~fastload.device.copy_scheduler.CopyScheduler`. Torch itself, in its own threads, handles
+the sampler, worker assignment, errors, time-outs and the end of an epoch: a thread that called ``next()`` early would
+draw from the sampler earlier than torch does, and after an early ``break`` the next epoch would differ.
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib.util
+from typing import TYPE_CHECKING, Any
+
+import torch.utils.data.dataloader
+from torch.autograd import _profiler_enabled  # type: ignore[attr-defined]
+from torch.utils.data import DataLoader, get_worker_info
+
+from fastload._batch import HostBatch, count_pinned
+from fastload.device.copy_scheduler import NONE_FREE
+from fastload.loader_state import state_of
+from fastload.memory.packing import CannotPackError, EscapedError, Packer, collate_into, packed_bytes, stacks_into
+from fastload.nvtx.stages import stage
+from fastload.pipeline.installed.patches import imported
+from fastload.randomness.by_sample import SeededByIndex
+from fastload.route import decide
+from fastload.torch_workers.processes import restart_workers, start_frozen
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from fastload.memory.slots import SlotWriter
+    from fastload.options import LoaderConfig
+    from fastload.route import Route
+    from fastload.state.resume import Resumption
+
+
+TOO_SMALL = "larger than a slot"
+
+
+class Collate:
+    """Collates samples in the worker, into a slot if possible.
+
+    Picklable if the user's collate function is.
+
+    Args:
+        collate_fn: The user's; ``default_collate`` stacks straight into a slot, other functions' results are packed.
+        receiver: Key of the :class:`CopyScheduler` that receives the batches.
+        slots: Supplies slots; ``None`` sends batches as torch does.
+        take_pixels: For a dataset without its transform's tail: :func:`fastload.pipeline.tail.take_pixels`.
+    """
+
+    def __init__(
+        self,
+        collate_fn: Callable[[Any], Any],
+        receiver: int,
+        slots: SlotWriter | None = None,
+        take_pixels: Callable[[list[Any]], tuple[list[Any], bool]] | None = None,
+    ) -> None:
+        self.collate_fn = collate_fn
+        self.receiver = receiver
+        self.slots = slots
+        self.take_pixels = take_pixels
+        self._escapes = False  # tensors stacked into a slot were not found in the batch
+
+    def __call__(self, samples: Any) -> HostBatch:  # noqa: D102
+        info = get_worker_info()
+        worker = 0 if info is None else info.id
+        with stage("collate"):
+            holds_pixels = False
+            if self.take_pixels is not None:
+                samples, holds_pixels = self.take_pixels(samples)
+            if self.slots is None:
+                batch = HostBatch(self.collate_fn(samples), worker, self.receiver)
+            else:
+                batch = self._into_slot(self.slots, samples, worker)
+            batch.holds_pixels = holds_pixels
+            return batch
+
+    def _into_slot(self, slots: SlotWriter, samples: Any, worker: int) -> HostBatch:
+        missed = NONE_FREE
+        data = None
+        needed = 0
+        stacks = not self._escapes and stacks_into(self.collate_fn)
+        if not stacks:
+            data = self.collate_fn(samples)
+            needed = packed_bytes(data)
+            if not needed or _is_pinned(data):
+                return HostBatch(data, worker, self.receiver)
+        try:
+            acquired = slots.acquire(worker, needed)
+        except OSError as error:  # not from the user's code, which does not run here
+            self.slots, acquired, missed = None, None, f"workers cannot reach the slots ({error})"
+        if acquired is None and slots.too_small:
+            missed = TOO_SMALL
+        if acquired is not None:
+            stamp, buffer = acquired
+            packer = Packer(buffer)
+            try:
+                packed = packer.pack(collate_into(packer, samples) if stacks else data)
+                if packed.nbytes:
+                    return HostBatch(packed, worker, self.receiver, stamp)
+                data = packed.tree
+            except CannotPackError as error:
+                missed = str(error)
+                self._escapes = isinstance(error, EscapedError)
+            except BaseException:
+                slots.give_back(stamp)
+                raise
+            slots.give_back(stamp)
+        if data is None:
+            data = self.collate_fn(samples)
+        return HostBatch(data, worker, self.receiver, missed=missed)
+
+
+def _is_pinned(data: Any) -> bool:
+    """Whether a batch made in the main process is already pinned and needs no slot."""
+    if get_worker_info() is not None:
+        return False
+    pinned, leaves = count_pinned(data)
+    return 0 < pinned == leaves
+
+
+def route_of(loader: LoaderConfig[Any]) -> Route:
+    """Decide what makes an epoch of ``loader`` that starts now."""
+    return decide(loader, state_of(loader).checks, _prepare_lazy_images)
+
+
+def _prepare_lazy_images() -> bool:
+    if not _may_be_lazy():
+        return False
+    from fastload.lazy import images as lazy_images
+
+    _stages_of_webdataset()  # forked workers inherit what is imported here
+    return lazy_images.prepare()
+
+
+def _may_be_lazy() -> bool:
+    # Importing torchvision just for this would delay the first batch by a second.
+    used = all(imported(name) is not None for name in ("PIL.Image", "torchvision"))
+    return used and importlib.util.find_spec("fastload._core") is not None
+
+
+def _stages_of_webdataset() -> Any:
+    """Return the module that changes webdataset's pipelines; ``None`` without webdataset."""
+    if imported("webdataset") is None:
+        return None
+    from fastload.lazy import webdataset as webdataset_stages
+
+    return webdataset_stages
+
+
+def install_lazy_images() -> None:
+    """Make Pillow's images lazy in this worker process."""
+    if _may_be_lazy():
+        from fastload.lazy import images as lazy_images
+
+        if lazy_images.install() and (webdataset := _stages_of_webdataset()) is not None:
+            webdataset.install()
+
+
+def start_epoch(view: DataLoader[Any], resumption: Resumption | None = None) -> Iterator[Any]:
+    """Start torch's own iterator, or resume one; with persistent workers, reset the existing one."""
+    seeded = view.dataset if isinstance(view.dataset, SeededByIndex) else None
+    former: Any = view._iterator
+    if former is not None:
+        restart_workers(former, lambda: iter(view))
+        return former  # type: ignore[no-any-return]
+    make = functools.partial(start_frozen, lambda: iter(view)) if view.num_workers else lambda: iter(view)
+    iterator: Any = start_iterator(view, resumption, make)
+    if seeded is not None and not view.num_workers:
+        seeded.run_here(iterator._base_seed)
+    return iterator  # type: ignore[no-any-return]
+
+
+def start_iterator(view: Any, resumption: Resumption | None, make: Callable[[], Any]) -> Any:
+    """Return ``make()``, which iterates ``view``, from where the resumption says, if there is one."""
+    if resumption is None:
+        return make()
+    from fastload.state.resume import start_resumed
+
+    return start_resumed(view, resumption, make)
+
+
+def next_of(host: Any) -> Any:
+    """Return ``next(host)`` without the profiler's range unless a profiler runs.
+
+    Torch always opens that range, the most expensive part of a ``next()`` if a batch is ready. ``next()`` itself is
+    called for an iterator that differs from torch 2.11 to 2.15's, or that checks an iterable dataset's promised length.
+    """
+    kind = type(host)
+    shortcut = issubclass(kind, _BASE) and kind.__next__ is _NEXT  # false for other iterators or a tracer's patch
+    if not shortcut or host._IterableDataset_len_called is not None or _profiler_enabled():
+        return next(host)
+    data = host._next_data()
+    host._num_yielded += 1
+    return data
+
+
+_BASE = getattr(torch.utils.data.dataloader, "_BaseDataLoaderIter", ())
+_NEXT = getattr(_BASE, "__next__", None)

@@ -1,0 +1,384 @@
+"""README and docs show exactly the figures of benchmarks/results."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from benchmarks import figures, tables
+from benchmarks.__main__ import main as run_benchmark
+from benchmarks.charts import chart
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+@pytest.mark.parametrize("page", figures.pages(), ids=lambda page: page.name)
+def test_a_page_is_up_to_date(page):
+    assert figures.render(page.read_text(), page) == page.read_text(), "run 'make figures'"
+
+
+def test_the_charts_are_up_to_date_and_each_is_shown():
+    shown = {path: path.read_text() for path in (figures.DOCS / "charts").glob("*.svg")}
+    assert shown == figures.drawn(), "run 'make figures'"
+
+
+@pytest.fixture
+def results(tmp_path, monkeypatch):
+    """The results, to be changed."""
+    for path in (ROOT / "benchmarks" / "results").glob("*.json"):
+        (tmp_path / path.name).write_bytes(path.read_bytes())
+    for module in (figures, tables):
+        monkeypatch.setattr(module, "RESULTS", tmp_path)
+    return tmp_path
+
+
+def test_a_changed_result_makes_the_readme_stale(results):
+    record = json.loads((results / "ladder.json").read_text())
+    record["rungs"][0]["workers"] = 77
+    assert shown("ladder", record, "ladder") != (figures.DOCS / "ladder.md").read_text()
+
+
+def test_check_names_what_is_out_of_date_and_writes_nothing(results, capsys):
+    record = json.loads((results / "train.json").read_text())
+    record["points"][0]["contenders"]["fastload"]["share_of_ceiling"]["median"] = 0.5
+    (results / "train.json").write_text(json.dumps(record))
+    before = figures.README.read_text()
+    assert run_benchmark(["figures", "--check"]) == 1
+    said = capsys.readouterr().err
+    assert all(f"{name} is out of date" in said for name in ("README.md", "index.md", "benchmarks.md", "train.svg"))
+    assert "loaders.svg" not in said
+    assert figures.README.read_text() == before
+
+
+def rendered(page="benchmarks"):
+    path = figures.README if page == "README" else figures.DOCS / f"{page}.md"
+    return figures.render(path.read_text(), path)
+
+
+def shown(name, record, page=None):
+    """Write a record; return its table, or a page."""
+    (figures.RESULTS / f"{name}.json").write_text(json.dumps(record))
+    return rendered(page) if page else tables.shown(record.get("benchmark") or record["bench"], record)
+
+
+def spread(median):
+    return {"median": median, "min": 0.9 * median, "max": 1.1 * median, "values": [0.9 * median, median, 1.1 * median]}
+
+
+def peers(question, figure, medians, **point):
+    """A record of a question that one point answers."""
+    titles = {"torch": "DataLoader", "dali-gpu": "DALI, GPU decode", "fastload": "FastLoader, native"}
+    contenders = {name: {"title": title, "versions": {"torch": "2.11"}} for name, title in titles.items()}
+    contenders["ffcv"] = {"title": "FFCV", "missing": "ffcv is not installed"}
+    return {
+        "benchmark": question,
+        "environment": {"gpu": "A GPU", "cpu": "A CPU", "usable_cpus": 16, "torch": "2.11", "date": "2026-11-21"},
+        "dataset": {"images": 1000, "mean_kb": 53.0, "page_cache_share": 1.0},
+        "parameters": {"repeats": 5, "batch_size": 256, "seconds": 0.5, "quick": False},
+        "contenders": contenders,
+        "points": [{**point, "contenders": {name: {figure: spread(value)} for name, value in medians.items()}}],
+    }
+
+
+def test_a_peer_that_is_ahead_is_marked_and_the_text_says_by_how_much(results):
+    record = peers("loaders", "images_per_s", {"torch": 1400, "dali-gpu": 21000, "fastload": 5000}, threads=4)
+    docs = shown("loaders", record)
+    assert "| DALI, GPU decode | 21,000 ± 2,100 ▲ |" in docs
+    assert "| DataLoader | 1,400 ± 140 |" in docs
+    assert "▲ ahead of FastLoader, native. 4 threads: DALI, GPU decode by 4.2×." in docs
+    assert "* FFCV: ffcv is not installed" in docs
+
+
+def test_a_figure_of_one_repeat_has_no_spread(results):
+    record = peers("loaders", "images_per_s", {"torch": 1400, "fastload": 5000}, threads=4)
+    record["points"][0]["contenders"]["torch"]["images_per_s"]["values"] = [1400]
+    docs = shown("loaders", record)
+    assert "| DataLoader | 1,400 |" in docs
+    assert "| **FastLoader, native** | 5,000 ± 500 |" in docs
+
+
+def test_who_was_not_measured_at_a_point_has_a_dash_there(results):
+    record = peers("loaders", "images_per_s", {"torch": 1400, "fastload": 5000}, threads=4)
+    assert "–: not asked" not in shown("loaders", record)
+    record["points"].append({"threads": 8, "contenders": {"fastload": record["points"][0]["contenders"]["fastload"]}})
+    record["contenders"]["torch"]["failed"] = "it ended"
+    assert "| DataLoader | 1,400 ± 140 | – |" in shown("loaders", record)
+    assert "–: not asked, or not measured." in shown("loaders", record)
+    docs = shown("loaders", record)
+    assert "Not measured, or not everywhere:\n\n* DataLoader: it ended\n* FFCV: ffcv is not installed" in docs
+
+
+def test_peers_ahead_of_the_workers_engine_are_named_too(results):
+    medians = {"torch": 1400, "dali-gpu": 4000, "fastload": 5000, "fastload-workers": 1300}
+    record = peers("loaders", "images_per_s", medians, threads=4)
+    record["contenders"]["fastload-workers"] = {"title": "FastLoader, workers"}
+    text = shown("loaders", record)
+    assert "No peer that was measured is ahead of FastLoader, native." in text
+    assert "Ahead of FastLoader, workers. 4 threads: DALI, GPU decode by 3.1×, DataLoader by 7.7%." in text
+    assert "▲" not in text
+
+
+@pytest.mark.parametrize(("held", "said"), [((0, 5, 0), "in 2 of 3 turns they had none"), ((5, 5, 5), "")])
+def test_turns_that_ended_before_there_were_slots_are_counted(results, held, said):
+    record = peers("memory", "host_bytes", {"torch": 9e9, "fastload": 4e8, "fastload-workers": 1e10}, threads=16)
+    record["contenders"]["fastload-workers"] = {"title": "FastLoader, workers"}
+    turns = [{"pinned": {"torch_bytes": 0, "arena_bytes": count}} for count in held]
+    record["points"][0]["contenders"]["fastload-workers"]["turns"] = turns
+    text = shown("memory", record)
+    assert ("begin on torch's path" in text) == bool(said)
+    assert said in text
+    record["environment"]["gpu"] = None  # where there are no slots
+    assert "torch's path" not in shown("memory", record)
+
+
+def test_a_lower_bound_is_explained(results):
+    record = peers("memory", "host_bytes", {"torch": 9e9, "fastload": 4e8}, threads=16)
+    assert "≥" not in shown("memory", record)
+    record["points"][0]["contenders"]["torch"]["lower_bound"] = True
+    assert "| DataLoader | ≥ 9,000 ± 900 MB |" in shown("memory", record)
+    assert "≥: what the library pins by itself cannot be seen." in shown("memory", record)
+
+
+def test_turns_are_whole_bursts_of_the_workers(results):
+    record = peers("train", "share_of_ceiling", {"fastload": 1.0}, model="resnet50", cores=6, threads=6)
+    record["points"].append({**record["points"][0], "cores": 16, "threads": 16})
+    record["parameters"]["steps"] = 8
+    docs = shown("train", record, "benchmarks")
+    assert "turns of 12 or 16 steps;" in docs
+
+
+def test_less_is_better_for_time_and_memory(results):
+    record = peers("firstbatch", "first_batch_s", {"torch": 2.0, "dali-gpu": 0.475, "fastload": 0.5}, threads=8)
+    docs = shown("firstbatch", record)
+    assert "▲ ahead of FastLoader, native. 8 threads: DALI, GPU decode by 5.3%." in docs
+    assert "| DataLoader | 2.00 ± 0.20 s |" in docs
+
+
+def test_where_nobody_is_ahead_the_text_says_so(results):
+    record = peers("loaders", "images_per_s", {"torch": 1400, "fastload": 5000}, threads=4)
+    assert "No peer that was measured is ahead of FastLoader, native." in shown("loaders", record)
+    assert "▲" not in shown("loaders", record)
+
+
+def test_a_record_older_than_decoding_on_the_gpu_says_so():
+    older = "Recorded before FastLoader decoded on the GPU, too."
+    medians = {"torch": 0.3, "dali-gpu": 0.9, "fastload": 1.0}
+    record = peers("train", "share_of_ceiling", medians, model="resnet50", cores=6, threads=6)
+    assert older in tables.shown("train", record)
+    assert older in tables.share(record)
+    record["environment"]["date"] = "2026-11-24T08:00:00+00:00"
+    assert older not in tables.shown("train", record)
+    assert older not in tables.share(record)
+    record["environment"] |= {"date": "2026-11-21", "gpu": None}
+    assert older not in tables.shown("train", record)
+
+
+def test_points_stand_in_order_however_they_were_measured():
+    record = peers("loaders", "images_per_s", {"fastload": 5000}, threads=4)
+    record["points"] = [{**record["points"][0], "threads": threads} for threads in (4, 16, 1)]
+    assert [one.title for one in tables.COLUMNS["loaders"](record)] == ["1 thread", "4 threads", "16 threads"]
+    places = [(cores, model) for cores in (16, 6) for model in ("resnet50", "resnet18")]
+    record["points"] = [{"model": m, "cores": cores, "threads": cores, "contenders": {}} for cores, m in places]
+    shown = [f"{model}, {cores} cores" for model in ("ResNet-50", "ResNet-18") for cores in (6, 16)]
+    assert [one.title for one in tables.COLUMNS["train"](record)] == shown
+
+
+def test_one_model_is_shown_with_what_the_loop_has_left(results):
+    medians = {"torch": 1500, "dali-gpu": 4200, "fastload": 4700}
+    record = peers("train", "images_per_s", medians, model="resnet50", cores=6, threads=6)
+    loop = {"torch": (0.3, 540.0), "dali-gpu": (0.9, 200.0), "fastload": (1.0, 240.0)}
+    for name, (share, us) in loop.items():
+        record["points"][0]["contenders"][name] |= {"share_of_ceiling": share, "main_thread_us_per_batch": us}
+    docs = shown("train-resnet50", record, "benchmarks")
+    assert "| **FastLoader, native** | 4,700 ± 470 | 100.0% | 240 µs |" in docs
+    assert "▲ ahead of FastLoader, native. main thread per batch: DALI, GPU decode by 1.2×." in docs
+
+
+def test_a_table_of_more_columns_than_contenders_is_turned(results):
+    record = peers("loaders", "images_per_s", {"torch": 1400, "dali-gpu": 21000, "fastload": 5000}, threads=1)
+    record["points"] += [{**record["points"][0], "threads": threads} for threads in (2, 4, 8)]
+    docs = shown("loaders", record)
+    head = "|  | DataLoader | DALI, GPU decode | **FastLoader, native** |"
+    assert f"{head}\n|---|--:|--:|--:|\n| 1 thread | 1,400 ± 140 |" in docs
+
+
+def test_the_first_table_has_a_share_for_each_number_of_cores_and_says_who_is_ahead(results):
+    readme = rendered("README")
+    head = "| ResNet-50, share of full GPU speed | 6 cores | 16 cores |"
+    assert f"{head}\n|---|--:|--:|\n| DataLoader, pinned | 34.1 ± 10.6% | 74.2 ± 20.9% |" in readme
+    assert "▲ ahead of FastLoader, native. 16 cores: DALI, CPU decode by 0.2%." in readme
+
+
+def test_what_fits_has_the_gains_of_the_recipes_that_run_there(results):
+    record = json.loads((results / "recipes-h200.json").read_text())
+    for row in record["rows"]:
+        row["speedup"]["median"] = {"threads": 7.0, "workers, lazy images": 1.5}.get(row["where"], 3.0)
+    record["rows"][0]["speedup"]["median"] = 6.0
+    record["rows"] = [row for row in record["rows"] if row["where"] != "workers, native samples"]
+    fit = shown("recipes-h200", record, "fit")
+    assert "no worker processes | 6.0 to 7.0× |" in fit
+    assert "in them | not measured |" in fit
+    assert "decoded, natively | 1.5× |" in fit
+
+
+def test_a_quick_run_is_no_result(results):
+    record = peers("loaders", "images_per_s", {"torch": 1, "fastload": 2}, threads=4)
+    record["parameters"]["quick"] = True
+    with pytest.raises(ValueError, match="quick"):
+        shown("train", record, "README")
+
+
+def test_a_run_that_was_cut_off_is_no_result(results):
+    record = peers("loaders", "images_per_s", {"torch": 1, "fastload": 2}, threads=4) | {"complete": False}
+    with pytest.raises(ValueError, match="cut off"):
+        shown("train", record, "README")
+
+
+def test_each_size_of_image_says_what_was_read(results):
+    record = peers("scaling", "images_per_s", {"torch": 100, "fastload": 500}, batch_size=256)
+    data = {"images": 64, "mean_kb": 3625.2, "page_cache_share": None}
+    record["points"].insert(0, {**record["points"][0], "edge_px": 4000, "batch_size": 16, "dataset": data})
+    record["parameters"]["threads"] = 16
+    docs = shown("scaling", record)
+    assert "|  | 4000 px, 3,625 KB, batches of 16 | batches of 256 |" in docs
+    assert "16 threads; turns of at least 0.5 s; 1000 images of 53 KB, 100%" in docs
+    assert "; 64 images of 3,625 KB." in docs
+
+
+def test_a_table_without_a_result_is_an_error(results):
+    (results / "onecore.json").unlink()
+    with pytest.raises(FileNotFoundError, match="onecore"):
+        rendered()
+
+
+def test_every_result_says_what_it_ran_on():
+    files = sorted((ROOT / "benchmarks" / "results").glob("*.json"))
+    assert files
+    for file in files:
+        ran = json.loads(file.read_text())["environment"]
+        assert {"cpu", "gpu", "torch", "date", "commit", "driver", "usable_cpus"} <= set(ran), file.name
+
+
+def test_programs_are_counted_as_their_record_says(results):
+    record = json.loads((results / "programs.json").read_text())
+    rows, counts = record["rows"], record["counts"]
+    decoding = [row for row in rows if row["decode_share"] >= 1 / 3]
+    assert counts == {
+        "programs": len(rows),
+        "same": sum(row["same"] for row in rows),
+        "states_same": sum(row["states_same"] for row in rows),
+        "native": sum(row["where"] == "threads" for row in rows),
+        "faster": sum(row["speedup"]["median"] > 1.3 for row in rows),
+        "decoding": len(decoding),
+        "decoding_faster": sum(row["speedup"]["median"] > 1.3 for row in decoding),
+    }
+    record["rows"] = [{**rows[0], "program": "slow.py", "speedup": spread(0.93)}]
+    text = shown("programs", record)
+    assert "| slow.py |" in text
+    assert "| 0.93 ± 0.09× |" in text
+    record["not_compared"] = [{**rows[0], "program": "chance.py"}]
+    assert "chance.py, where two epochs of torch's own loader differ" in shown("programs", record)
+
+
+def gpudecode(**parts):
+    """A record of decoding on the GPU."""
+    return {
+        "benchmark": "gpudecode",
+        "environment": {"gpu": "A GPU", "cpu": "A CPU", "usable_cpus": 16, "torch": "2.11", "date": "2026-11-21"},
+        "dataset": {"images": 1000, "mean_kb": 53.0},
+        "parameters": {"quick": False, "threads": 16},
+        **parts,
+    }
+
+
+KERNELS = {
+    "ms": {"fastload_decode.huffman": spread(0.3), "fastload_decode.rows": spread(0.1), "?": spread(0.0)},
+    "decode_ms": spread(0.4),
+    "profiled_ms": {"huffman(unsigned char const*)": 0.29, "Memset (Device)": 0.02, "tiny": 0.001},
+    "images": 900,
+    "of_images": 1000,
+    "batch_size": 256,
+}
+STEP = {
+    "model": "resnet50",
+    "ms_per_step": {"fed": spread(54.8), "resident": spread(54.5)},
+    "fed_over_resident": {"median": 1.0055, "min": 1.004, "max": 1.006, "values": [1.0055, 1.004, 1.006]},
+}
+VERIFY = {
+    "on_gpu": True,
+    "crops": 1_000_000,
+    "gpu_staged": 900_000,
+    "differ": 0,
+    "pillow_crops": 20_000,
+    "files": {"colour": 1800, "grey": 100},
+    "by_transform": {"centre": {}},
+}
+
+
+def test_decoding_on_the_gpu_is_shown(results):
+    docs = shown("gpudecode", gpudecode(kernels=KERNELS, step=STEP, verify=VERIFY))
+    assert "for 256 images. A ResNet-50 step takes 54.50 ms" in rendered("README")
+    assert "| `huffman` | 0.300 ± 0.030 ms |" in docs
+    assert "| all that decode | **0.400 ± 0.040 ms** |" in docs
+    assert "| profiler: `huffman` | 0.290 ms |\n| profiler: `Memset` | 0.020 ms |" in docs
+    assert "90.0% of the images were decoded on the GPU" in docs
+    assert "1.0055 times as long (1.0040 to 1.0060)" in docs
+    assert "0 of 1,000,000 random crops of varied files differ" in docs
+    assert "Files: 1,800 colour, 100 grey; 1 transforms." in docs
+    assert "tiny" not in docs
+    assert "Not measured" not in docs
+    assert "The kernels take 0.40 ms for 256 images." in rendered("README")
+
+
+def test_parts_that_were_not_measured_are_named(results):
+    docs = shown(
+        "gpudecode", gpudecode(kernels={"failed": "RuntimeError: no\nmemory"}, verify={**VERIFY, "on_gpu": False})
+    )
+    assert "Not measured: kernels, RuntimeError: no memory." in docs
+    assert "Not measured: step, not asked." in docs
+    assert "20,000 crops by decode threads beside Pillow's: 0 differ." in docs
+    assert "The kernels" not in rendered("README")
+    unseen = gpudecode(kernels={**KERNELS, "decode_ms": None, "ms": {}})
+    assert "all that decode" not in shown("gpudecode", unseen)
+
+
+def test_the_readme_has_the_rates_of_few_the_fastest_first(results):
+    record = peers("loaders", "images_per_s", {"torch": 1400, "dali-gpu": 9000, "fastload": 8000}, threads=1)
+    more = {"torch": 5000, "dali-gpu": 21000, "fastload": 90000}
+    sixteen = {"threads": 16, "contenders": {name: {"images_per_s": spread(value)} for name, value in more.items()}}
+    record["points"].append(sixteen)
+    readme = shown("loaders-decode", record, "README")
+    assert (
+        "with 1 / 16 threads: FastLoader, native 8,000 / 90,000; DALI, GPU decode 9,000 ▲ / 21,000. ▲ ahead" in readme
+    )
+    assert "1 thread: DALI, GPU decode by 1.1×." in readme
+
+
+def test_power_has_no_leader(results):
+    figures = {"fastload": (2000.0, 300.0, 90000.0), "dali-gpu": (9000.0, 200.0, 30000.0)}
+    record = peers(
+        "energy", "joules_per_million", {name: joules for name, (joules, _, _) in figures.items()}, threads=16
+    )
+    for name, (_, watts, rate) in figures.items():
+        record["points"][0]["contenders"][name] |= {"watts": spread(watts), "images_per_s": spread(rate)}
+    docs = shown("energy", record)
+    assert "| per million images, 16 threads | 9,000 ± 900 J | 2,000 ± 200 J |" in docs
+    assert "| power | 200 ± 20 W | 300 ± 30 W |" in docs
+    assert "No peer that was measured is ahead of FastLoader, native." in docs
+    drawn = chart("Energy", "energy", "", record)
+    assert "per million images" in drawn
+    assert "power" not in drawn
+    assert "images/s" not in drawn  # of which more is better, unlike the legend says
+
+
+def test_turns_of_a_limited_row_are_told(results):
+    record = peers("train", "images_per_s", {"torch": 1500, "fastload": 4700}, model="resnet18", cores=2, threads=2)
+    record["points"][0] |= {"row_seconds": 30.0, "seconds": 2.0, "repeats": 3, "recipe": "randaugment"}
+    for result, steps in zip(record["points"][0]["contenders"].values(), (4, 20), strict=True):
+        result |= {"steps": steps, "share_of_ceiling": spread(0.5)}
+    record["parameters"]["steps"] = None
+    docs = shown("train-decode", record)
+    assert "ResNet-18, 2 cores, RandAugment" in docs
+    assert "3 repeats; 256 images a batch; turns of 4 to 20 steps; about 30 s for all turns of a column;" in docs

@@ -1,0 +1,46 @@
+from __future__ import annotations
+
+import itertools
+
+import effort
+import pytest
+
+
+class Item:
+    """What pytest collects for one combination of parameters."""
+
+    def __init__(self, *marks, **params):
+        self.nodeid = f"test_of_{len(marks)}[{params}]"
+        self.marks = [pytest.mark.parametrize(names, []).mark for names in marks]
+        self.callspec = self
+        self.params = params
+
+    def iter_markers(self, name):
+        assert name == "parametrize"
+        return self.marks
+
+
+def product(*marks, **values):
+    return [Item(*marks, **dict(zip(values, row, strict=True))) for row in itertools.product(*values.values())]
+
+
+@pytest.mark.parametrize("fixtures", [0, 1])
+def test_each_pair_of_values_is_still_there(fixtures):
+    items = product(*"abc"[fixtures:], a=range(4), b=[None, "x"], c=[[1], [2], [3]])
+    left = set(items) - effort.beyond_pairs(items)
+    assert len(left) < len(items)
+    for first, second in itertools.combinations("abc", 2):
+        assert len({str((item.params[first], item.params[second])) for item in left}) == len(
+            {str((item.params[first], item.params[second])) for item in items}
+        )
+
+
+def test_lists_and_products_of_two_stay_whole():
+    rows = [Item("a, b,c", a=a, b=b, c=c) for a, b, c in itertools.product(range(3), repeat=3)]
+    pairs = product("a", ("b", "c"), a=range(3), b=range(2), c=range(2))
+    assert not effort.beyond_pairs([*rows, *pairs])
+
+
+def test_different_tests_do_not_stand_for_each_other():
+    one, other = product("a", "b", "c", a=[1], b=[1], c=[1]), product("a", "b", "c", "d", a=[1], b=[1], c=[1], d=[1])
+    assert not effort.beyond_pairs([*one, *other])

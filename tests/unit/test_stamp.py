@@ -1,0 +1,159 @@
+"""A whole stamp breaks with each change, and says where it cannot look."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from types import ModuleType
+
+import numpy as np
+import pytest
+import torch
+import torchvision.transforms as v1
+from photos import Encoded, train_v1
+from stored import stored
+from torch.utils.data import ConcatDataset, Subset
+
+from fastload.pipeline.installed.stamp import RecipeStamp
+from fastload.pipeline.recipe import read_recipe
+
+OTHERS = ModuleType("others")
+OTHERS.settings, OTHERS.deeper = [1], ModuleType("deeper")
+OTHERS.deeper.number = 1
+
+
+def helper(image):
+    return image
+
+
+class Own:
+    """Calls a function, and names much that it does not use."""
+
+    names = ("plain",)
+
+    def __init__(self, inner):
+        self.inner = inner
+
+    def __call__(self, image):
+        return self.inner(image)
+
+    def named(self):
+        return [self.of(lambda: (helper, OTHERS.deeper.number, Own.names)), OTHERS.settings]
+
+    def of(self, function):
+        return function
+
+
+def stamped(change=lambda dataset: None, transform=None):
+    """Stamp an array dataset's recipe; return the dataset and the stamp."""
+    dataset = stored("CIFAR10", count=6)
+    dataset.transform = v1.Compose([Own(v1.RandomHorizontalFlip()), *(transform or train_v1()).transforms])
+    change(dataset)
+    recipe = read_recipe(dataset)
+    return dataset, RecipeStamp(recipe, whole=True)
+
+
+def own(dataset):
+    return dataset.transform.transforms[0]
+
+
+CHANGES = {
+    "attribute": lambda dataset, patch: setattr(own(dataset).inner, "p", 0.25),
+    "new attribute": lambda dataset, patch: setattr(own(dataset), "new", 1),
+    "of the dataset": lambda dataset, patch: setattr(dataset, "new", 1),
+    "data": lambda dataset, patch: setattr(dataset, "data", dataset.data.copy()),
+    "shape": lambda dataset, patch: setattr(dataset.data, "shape", (6, 16, 64, 3)),
+    "set": lambda dataset, patch: own(dataset).inner._non_persistent_buffers_set.add("p"),
+    "class": lambda dataset, patch: patch.setattr(Own, "names", ()),
+    "method": lambda dataset, patch: patch.setattr(Own, "named", lambda self: None),
+    "code": lambda dataset, patch: patch.setattr(Own.named, "__code__", (lambda self: None).__code__),
+    "helper": lambda dataset, patch: patch.setitem(globals(), "helper", None),
+    "code of the helper": lambda dataset, patch: patch.setattr(helper, "__code__", (lambda image: None).__code__),
+    "attribute of a helper": lambda dataset, patch: patch.setattr(helper, "__wrapped__", helper, raising=False),
+    "of a module": lambda dataset, patch: patch.setattr(OTHERS, "settings", []),
+    "in a module": lambda dataset, patch: OTHERS.settings.append(2),
+    "deeper": lambda dataset, patch: patch.setattr(OTHERS.deeper, "number", 2),
+    "dtype": lambda dataset, patch: patch.setattr(torch, "get_default_dtype", lambda: torch.float64),
+}
+
+
+@pytest.mark.parametrize("name", CHANGES)
+def test_a_change_breaks_a_stamp(name, monkeypatch):
+    dataset, stamp = stamped()
+    assert stamp.is_whole
+    assert stamp.holds()
+    CHANGES[name](dataset, monkeypatch)
+    assert not stamp.holds()
+
+
+def test_what_a_function_holds_counts():
+    number = [1]
+
+    def function(image, *, least=[1]):  # noqa: B006
+        nonlocal number
+        return image if number else least
+
+    for change in (
+        lambda: number.append(2),
+        lambda: function.__kwdefaults__["least"].append(2),
+        lambda: function.__closure__[0].__setattr__("cell_contents", [1, 2]),
+    ):
+        _, stamp = stamped(lambda dataset: setattr(own(dataset), "held", function))
+        assert stamp.is_whole
+        assert stamp.holds()
+        change()
+        assert not stamp.holds()
+
+
+class Slots(Own):
+    __slots__ = ("hidden",)
+
+
+class WithoutDict:
+    """A dataset whose attributes are in slots."""
+
+    __slots__ = ("files", "transform")
+
+    def __init__(self):
+        self.transform, self.files = train_v1(), Encoded(None).files
+
+    def encoded(self, index):
+        return self.files[index], 0
+
+    def __len__(self):
+        return len(self.files)
+
+
+class Asked(Encoded):
+    @property
+    def images_per_sample(self):
+        return 1
+
+
+@pytest.mark.parametrize(
+    "held",
+    [
+        np.zeros(2000),
+        torch.zeros(2000),
+        [*range(2000)],
+        {object()},
+        OrderedDict(a=1, b=2),
+        Slots(None),
+        bytearray(2),
+        iter([]),
+    ],
+    ids=lambda held: type(held).__name__,
+)
+def test_what_cannot_be_looked_at_is_said(held):
+    _, stamp = stamped(lambda dataset: setattr(own(dataset), "held", held))
+    assert not stamp.is_whole
+
+
+def test_datasets_around_and_beside():
+    def is_whole(dataset):
+        return RecipeStamp(read_recipe(dataset), whole=True).is_whole
+
+    dataset, _ = stamped()
+    assert is_whole(Subset(ConcatDataset([dataset, dataset]), [1, 2]))
+    assert is_whole(Encoded(train_v1()))
+    assert not is_whole(Asked(train_v1()))
+    assert not is_whole(WithoutDict())

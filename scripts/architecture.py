@@ -53,7 +53,7 @@ LAYERS = [
 ]
 RANK = {name: rank for rank, names in enumerate(LAYERS) for name in names}
 
-WIDTH, ROW, HEIGHT, CHARACTER, GAP = 500, 74, 34, 8.2, 14  # pixels
+WIDTH, ROW, HEIGHT, CHARACTER, GAP = 820, 74, 34, 8.2, 14  # pixels
 
 
 def name_of(path: Path, package: Path) -> str:
@@ -152,6 +152,7 @@ def place_across(rows: list[list[str]], segments: list[tuple[str, str]]) -> dict
     x = {}
     for row in rows:
         room = (WIDTH - sum(map(width_of, row))) / (len(row) + 1)
+        assert room > 0, f"WIDTH is too small for {row}"  # noqa: S101
         left = room
         for name in row:
             x[name] = left + width_of(name) / 2

@@ -215,6 +215,16 @@ def programs(record: dict[str, Any]) -> str:
     return f"{text}\n\n{table([*header, 'speed-up'], rows, texts=4)}"
 
 
+def overhead(record: dict[str, Any]) -> str:
+    """Torch's time over FastLoader's, of programs that gain nothing, with 95% intervals of paired turns."""
+
+    def shown(found: dict[str, float]) -> str:
+        return f"{found['mean']:.2f} ({found['low']:.2f} to {found['high']:.2f})"
+
+    rows = [[name, shown(one["processor"]), shown(one["clock"])] for name, one in record["programs"].items()]
+    return table(["samples", "processor time, torch over fastload", "time"], rows)
+
+
 _FITS: Final = {
     NATIVE: (
         "JPEG, PNG or WebP files in `ImageFolder` or another dataset that the plan knows, in archives or object "
@@ -720,7 +730,7 @@ def _versions(record: dict[str, Any]) -> str:
 
 TABLES: Final[dict[str, Callable[[dict[str, Any]], str]]] = {
     **{made.__name__: made for made in (ladder, step, slots, decode, recipes, onecore, sources, programs, fit)},
-    **{made.__name__: made for made in (objectstore, cluster, gpudecode, share, beside)},
+    **{made.__name__: made for made in (objectstore, cluster, gpudecode, overhead, share, beside)},
 }
 """What stands between markers on a page, by the table's name, beside those of :data:`COLUMNS`."""
 

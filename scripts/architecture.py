@@ -112,7 +112,10 @@ def rows_and_segments(edges: list[tuple[str, str]]) -> tuple[list[list[str]], li
 
 
 def untangle(rows: list[list[str]], segments: list[tuple[str, str]]) -> list[list[str]]:
-    """Reorder each row so that few segments cross: by the mean places of neighbours, down and up in turns."""
+    """Reorder each row so that few segments cross.
+
+    By the mean places of neighbours in the row before, downwards and upwards in turns.
+    """
 
     def crossings(upper: list[str], lower: list[str]) -> int:
         spans = [(upper.index(a), lower.index(b)) for a, b in segments if a in upper]

@@ -589,9 +589,12 @@ def beside(record: dict[str, Any]) -> str:
     ]
     threads = " / ".join(one.title.partition(" ")[0] for one in columns)
     ahead = who_is_ahead(few, columns).replace("\n\n", " ")
-    path = RESULTS / "gpudecode.json"
-    on_gpu = _gpudecode_in_brief(json.loads(path.read_text())) if path.exists() else ""
-    return f"Images per second with {threads} threads: {'; '.join(rates)}. {ahead}\n\n{on_gpu}".rstrip()
+    parts = [f"Images per second with {threads} threads: {'; '.join(rates)}. {ahead}"]
+    if (path := RESULTS / "gpudecode.json").exists():
+        on_gpu = json.loads(path.read_text())
+        if said := _gpudecode_in_brief(on_gpu):
+            parts.append(f"{said} {where(on_gpu, f'`{path.name}`')}.")
+    return "\n\n".join(parts)
 
 
 def _contenders(record: dict[str, Any], columns: list[Column], *, spread: bool) -> str:

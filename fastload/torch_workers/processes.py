@@ -63,7 +63,7 @@ class _ShutDown:
 
     def __call__(self) -> None:
         frame = sys._getframe(1)
-        if frame.f_code.co_name == "__del__":  # a collection has cleared weak references by then
+        if frame.f_code is _DEL:  # a collection has cleared weak references by then
             self._delete(frame.f_locals["self"])
         elif (iterator := self.iterator()) is not None:
             type(iterator)._shutdown_workers(iterator)

@@ -297,7 +297,8 @@ def _receive(content: bytes | None, key: Any = None, count: int = 0) -> Any:
 def _is_of_connection(error: Exception) -> bool:
     """Whether files or connections failed, rather than the user's objects."""
     modules = [frame.f_globals.get("__name__", "") for frame, _ in traceback.walk_tb(error.__traceback__)]
-    return isinstance(error, EOFError | OSError) and any(name.startswith("multiprocessing.") for name in modules)
+    kinds = EOFError | OSError | RuntimeError  # the last is multiprocessing's where a descriptor did not arrive
+    return isinstance(error, kinds) and any(name.startswith("multiprocessing.") for name in modules)
 
 
 def _mapped(index: int, nbytes: int, *where: Any) -> torch.Tensor:

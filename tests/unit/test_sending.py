@@ -225,6 +225,17 @@ def test_files_that_do_not_arrive_are_an_error_of_too_many(monkeypatch):
     assert raised.value.errno == errno.EMFILE
 
 
+def test_a_descriptor_of_torchs_that_does_not_arrive_is_raised_for_torch_to_explain(monkeypatch):
+    """Torch then says that there are too many open files, and how to raise the limit."""
+    kept = [torch.ones(LARGE)]
+    message = bytes(ForkingPickler.dumps(Sent(kept)))
+    reductions.shared_cache.clear()
+    receive = socket.socket.recvmsg
+    monkeypatch.setattr(socket.socket, "recvmsg", lambda near, size, _: receive(near, size))
+    with pytest.raises(RuntimeError, match="received 0 items of ancdata"):
+        pickle.loads(message)
+
+
 def test_a_call_that_writes_a_part_is_repeated(monkeypatch):
     write = os.pwrite
     monkeypatch.setattr(os, "pwrite", lambda file, content, offset: write(file, content[:1000], offset))

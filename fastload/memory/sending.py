@@ -290,7 +290,6 @@ def _receive(content: bytes | None, key: Any = None, count: int = 0) -> Any:
             raise  # torch explains it: too many files, or a worker that has ended
         return _wrapped("when a batch of a worker's was unpickled")
     finally:
-        _arriving.files = None
         _close(files)
 
 

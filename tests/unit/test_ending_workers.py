@@ -570,6 +570,17 @@ def test_a_forked_child_iterates_with_workers_of_its_own(make, persistent):
     loader.close()
 
 
+def test_a_forked_child_can_make_an_iterator_where_an_inherited_one_was(make):
+    """Torch lists workers by their iterator's address, and refuses one that is listed."""
+    iterator = iter(make(Numbers(40)))
+    host = host_of(iterator)
+
+    def in_child():
+        torch._C._set_worker_pids(id(host), ())
+
+    assert exit_code(forked(in_child)) == 0
+
+
 @contextlib.contextmanager
 def held_by_another_thread(locks):
     taken, done = threading.Event(), threading.Event()

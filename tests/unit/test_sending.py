@@ -154,6 +154,13 @@ def test_more_tensors_than_fit_one_message():
     assert [tensor[-1].item() for tensor in ours] == list(range(sending.FILES_MAX + 3))
 
 
+def test_content_that_finds_no_place_among_the_files_of_one_message_goes_in_it(monkeypatch):
+    monkeypatch.setattr(sending, "FILES_MAX", 1)
+    batch = Sent([torch.ones(LARGE), b"a" * 2 * sending.CONTENT_BYTES])
+    content, _, files = batch.__reduce__()[1]
+    assert (len(content) > sending.CONTENT_BYTES, files) == (True, 1)
+
+
 def none_left(*arguments):
     raise OSError(errno.EMFILE, "none left")
 

@@ -90,7 +90,7 @@ def _end_with_the_program() -> None:
         iterator = ending.iterator()
         if hasattr(iterator, "_workers"):
             with deferred_signals(), contextlib.suppress(Exception):  # so that the others also end
-                (_clean_up if iterator._shutdown else _finish)(iterator)
+                _finish(iterator)  # also after a shutdown of torch's, which may have been interrupted
 
 
 def _disown() -> None:

@@ -517,6 +517,16 @@ def test_a_program_that_ends_in_mid_epoch_ends_the_thread_that_pins_before_the_w
     assert (done.returncode, done.stdout, done.stderr) == (3, "[False, False, False]\n", "")
 
 
+def test_the_end_of_the_program_completes_a_shutdown_and_ends_others_after_an_error(make, monkeypatch):
+    failing, interrupted = (host_of(iter(make(Numbers(40)))) for _ in range(2))
+    interrupted._shutdown = True
+    failing._index_queues[0].put = None
+    shutdown._end_with_the_program()
+    assert [worker.exitcode for worker in interrupted._workers] == [0, 0]
+    del failing._index_queues[0].put
+    shutdown.shut_down(failing)
+
+
 ENDS = ("loader.close()", "shutdown.shut_down(host)", "del loader, iterator, host", "util._exit_function()")
 
 

@@ -127,7 +127,7 @@ class ThreadSizer:
         elapsed = now - self._begun
         if elapsed < WINDOW_S or self._batches < WINDOW_BATCHES:
             return
-        usual_s = (elapsed - self._gap) / max(1, self._batches - 1)
+        usual_s = (elapsed - self._gap) / (self._batches - 1)
         if self._gap >= _GAP * elapsed and is_pause(self._gap, self._gap, usual_s):
             self.begin()  # restart at the next batch, because the device's clock has yet to count this gap
             return

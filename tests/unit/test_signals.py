@@ -14,6 +14,7 @@ import threading
 import time
 
 import pytest
+from interrupts import interrupted_at_every_opcode
 
 from fastload.torch_workers import signals
 from fastload.torch_workers.signals import Finalizer, deferred_signals, finalizer, usual_signals
@@ -356,6 +357,24 @@ def test_what_a_handler_raises_in_a_finalizer_is_raised_when_that_has_ended(make
         held.clear()
         time.sleep(WAIT_S)
     assert log == ["whole"]
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
+def test_an_interrupt_is_lost_only_where_a_finalizer_begins():
+    """Also one that comes when signals are not deferred any more."""
+    raised = []
+
+    def make():
+        held = Held(None)
+        Finalizer(held, int)
+        return [held]
+
+    interrupted_at_every_opcode(make, list.clear, lambda _, interrupted: raised.append(interrupted), stride=7)
+    uninterrupted, *first, last = raised
+    assert not uninterrupted
+    assert not last
+    assert first.count(False) <= 2
+    assert all(first[2:])
 
 
 def test_a_finalizer_that_hangs_is_interrupted_and_the_interrupt_raised(monkeypatch):

@@ -95,7 +95,7 @@ def loader_of(loader_class: Any, program: Program, dataset: Dataset[Any]) -> Any
 
 
 def epoch(loader_class: Any, program: Program, samples: int) -> tuple[float, float]:
-    """Run an epoch; return its seconds of processors, those of workers too, and of the clock."""
+    """Return an epoch's seconds of processors, workers included, and of the clock."""
     dataset = program.dataset(samples)
     processors, begin = _processor_s(), time.perf_counter()
     loader = loader_of(loader_class, program, dataset)
@@ -111,10 +111,9 @@ def _processor_s() -> float:
 
 
 def compare(program: Program, samples: int, repeats: int) -> dict[str, Any]:
-    """Return the geometric mean of the pairs' ratios and its 95% interval, by what was measured, and all turns.
+    """Return the geometric mean of the pairs' ratios, by what was measured, and all turns.
 
-    Raises:
-        ValueError: The batches differ.
+    A mean comes with its 95% interval.
     """
     few = program.dataset(4 * program.batch_size)
     theirs, ours = (list(loader_of(kind, program, few)) for kind in (DataLoader, FastLoader))

@@ -187,7 +187,7 @@ class _BitsPickler(pickle.Pickler):
 
 
 def _is_plain(tensor: torch.Tensor) -> bool:
-    """Whether strides and bits tell all of a tensor. The views of a quantized one crash."""
+    """Whether strides and bits tell all of a tensor (quantized: its views crash)."""
     return tensor.layout is torch.strided and not (tensor.is_nested or tensor.is_quantized or tensor.is_meta)
 
 

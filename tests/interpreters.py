@@ -58,7 +58,10 @@ def run(
 
 
 def result_of(package: str, folder: Path, program: str, *arguments: Any) -> Any:
-    """Return the JSON that a program writes to its last argument; skip the test if it lacks a package."""
+    """Return the JSON that a program writes to its last argument.
+
+    Skips the test if it lacks a package.
+    """
     import pytest
 
     if importlib.util.find_spec(package) is None:

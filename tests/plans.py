@@ -1,4 +1,4 @@
-"""What a plan or a refusal says, for tests that look for a part of it."""
+"""What a plan or a refusal says, for tests that look for parts."""
 
 from __future__ import annotations
 

@@ -186,7 +186,7 @@ class RowGroupSampler(Sampler[int]):
 
 
 class _Kept:
-    """Row groups that a process has read, the last ones; a forked child begins with none, and an own lock."""
+    """The row groups that a process has read last. A forked child begins anew."""
 
     def __init__(self) -> None:
         self.pid = os.getpid()

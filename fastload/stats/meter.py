@@ -322,7 +322,10 @@ class Meters:
         self._places: tuple[tuple[str, ...], tuple[str, ...]] = (), ()
 
     def drop_inherited(self) -> None:
-        """Go on in a forked child: live iterators are the parent's, and another thread may have held the lock."""
+        """Go on in a forked child.
+
+        Live iterators are the parent's, and another thread may have held the lock.
+        """
         self._lock, self._pid, self._live = threading.RLock(), os.getpid(), {}
 
     def open(self, meter: Meter) -> Callable[[], None]:

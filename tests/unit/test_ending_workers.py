@@ -657,7 +657,7 @@ def test_workers_end_at_once_when_a_collection_frees_their_iterator(make, no_wor
 
 
 def test_an_object_that_ends_the_workers_when_it_is_deleted_ends_them(make, no_worker_is_terminated):
-    """Such as a loader that keeps its iterator, and ends it in a ``__del__`` of its own."""
+    """As of a loader that keeps its iterator, and ends it itself."""
 
     class Owner:
         def __init__(self, iterator):

@@ -208,11 +208,16 @@ def test_an_interrupted_writer_leaves_nothing(tmp_path):
 
 def test_a_writer_without_room_leaves_nothing(tmp_path):
     full = os.open("/dev/full", os.O_WRONLY)
-    try:
-        with pytest.raises(OSError, match="No space left"), IndexWriter(tmp_path / "some.index", bytes(48)) as writer:
+
+    def written():
+        with IndexWriter(tmp_path / "some.index", bytes(48)) as writer:
             os.dup2(full, writer._file.fileno())
             writer.add("0.jpg", 1, 1, 1, bytes(100))
             writer.finish()
+
+    try:
+        with pytest.raises(OSError, match="No space left"):
+            written()
     finally:
         os.close(full)
     assert os.listdir(tmp_path) == []

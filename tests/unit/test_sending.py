@@ -233,7 +233,7 @@ def test_files_that_do_not_arrive_are_an_error_of_too_many(monkeypatch):
 
 
 def test_a_descriptor_of_torchs_that_does_not_arrive_is_raised_for_torch_to_explain(monkeypatch):
-    """Torch then says that there are too many open files, and how to raise the limit."""
+    """Torch then says how to raise the limit of open files."""
     kept = [torch.ones(LARGE)]
     message = bytes(ForkingPickler.dumps(Sent(kept)))
     reductions.shared_cache.clear()

@@ -114,6 +114,9 @@ def compare(program: Program, samples: int, repeats: int) -> dict[str, Any]:
     """Return the geometric mean of the pairs' ratios, by what was measured, and all turns.
 
     A mean comes with its 95% interval.
+
+    Raises:
+        ValueError: The batches differ.
     """
     few = program.dataset(4 * program.batch_size)
     theirs, ours = (list(loader_of(kind, program, few)) for kind in (DataLoader, FastLoader))

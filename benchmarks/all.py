@@ -23,7 +23,7 @@ from fastload.commands.bench import COMMANDS
 from fastload.measurement.console import console
 
 PEERS = "peers"
-WITHOUT_DATA = ("slots", "insight", "state", "verdicts")
+WITHOUT_DATA = ("slots", "insight", "overhead", "state", "verdicts")
 """Benchmarks that load no images of the user's."""
 
 

@@ -16,7 +16,7 @@ from fastload.commands.cli import Command, Table, always
 
 ORDER: Final = (
     *("peers", "decode", "recipes", "slots", "step", "ladder", "multigpu", "gpudecode", "ceiling", "insight", "state"),
-    *("onecore", "verdicts", "tune", "sources"),
+    *("overhead", "onecore", "verdicts", "tune", "sources"),
 )
 """Benchmarks of ``all``; ``peers`` asks several questions, and ``demo`` shows what ``ladder`` measures."""
 
@@ -237,6 +237,12 @@ BENCHMARKS: Final[Table] = {
         quick=False,
     ),
     "onecore": _recipes("onecore", "augmentations on one core beside torch's DataLoader", workers=1),
+    "overhead": _benchmark(
+        "overhead",
+        "programs that gain nothing: what they lose",
+        number("--repeats", "pairs of epochs", Sized(20, 2)),
+        data=False,
+    ),
     "peers": _peers(
         None,
         "several questions to the same contenders",

@@ -215,6 +215,16 @@ def programs(record: dict[str, Any]) -> str:
     return f"{text}\n\n{table([*header, 'speed-up'], rows, texts=4)}"
 
 
+def overhead(record: dict[str, Any]) -> str:
+    """Torch's time over FastLoader's, of programs that gain nothing, with 95% intervals of paired turns."""
+
+    def shown(found: dict[str, float]) -> str:
+        return f"{found['mean']:.2f} ({found['low']:.2f} to {found['high']:.2f})"
+
+    rows = [[name, shown(one["processor"]), shown(one["clock"])] for name, one in record["programs"].items()]
+    return table(["samples", "processor time, torch over fastload", "time"], rows)
+
+
 _FITS: Final = {
     NATIVE: (
         "JPEG, PNG or WebP files in `ImageFolder` or another dataset that the plan knows, in archives or object "
@@ -579,9 +589,12 @@ def beside(record: dict[str, Any]) -> str:
     ]
     threads = " / ".join(one.title.partition(" ")[0] for one in columns)
     ahead = who_is_ahead(few, columns).replace("\n\n", " ")
-    path = RESULTS / "gpudecode.json"
-    on_gpu = _gpudecode_in_brief(json.loads(path.read_text())) if path.exists() else ""
-    return f"Images per second with {threads} threads: {'; '.join(rates)}. {ahead}\n\n{on_gpu}".rstrip()
+    parts = [f"Images per second with {threads} threads: {'; '.join(rates)}. {ahead}"]
+    if (path := RESULTS / "gpudecode.json").exists():
+        on_gpu = json.loads(path.read_text())
+        if said := _gpudecode_in_brief(on_gpu):
+            parts.append(f"{said} {where(on_gpu, f'`{path.name}`')}.")
+    return "\n\n".join(parts)
 
 
 def _contenders(record: dict[str, Any], columns: list[Column], *, spread: bool) -> str:
@@ -720,7 +733,7 @@ def _versions(record: dict[str, Any]) -> str:
 
 TABLES: Final[dict[str, Callable[[dict[str, Any]], str]]] = {
     **{made.__name__: made for made in (ladder, step, slots, decode, recipes, onecore, sources, programs, fit)},
-    **{made.__name__: made for made in (objectstore, cluster, gpudecode, share, beside)},
+    **{made.__name__: made for made in (objectstore, cluster, gpudecode, overhead, share, beside)},
 }
 """What stands between markers on a page, by the table's name, beside those of :data:`COLUMNS`."""
 

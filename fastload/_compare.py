@@ -7,6 +7,7 @@ import collections
 import collections.abc
 import dataclasses
 import enum
+import io
 import math
 import pickle
 from dataclasses import dataclass
@@ -43,9 +44,12 @@ def same_bits(a: torch.Tensor, b: torch.Tensor) -> bool:
 
     NaN equals itself, and 0.0 differs from -0.0.
     """
-    if (a.dtype, a.shape) != (b.dtype, b.shape):
-        return False
-    return torch.equal(*(one.as_subclass(torch.Tensor).contiguous().view(-1).view(torch.uint8) for one in (a, b)))
+    return (a.dtype, a.shape) == (b.dtype, b.shape) and torch.equal(_bits(a), _bits(b))
+
+
+def _bits(tensor: torch.Tensor) -> torch.Tensor:
+    values = tensor.as_subclass(torch.Tensor).resolve_conj().resolve_neg()
+    return values.contiguous().view(-1).view(torch.uint8)
 
 
 def same_layout(a: torch.Tensor, b: torch.Tensor) -> bool:
@@ -89,11 +93,15 @@ def difference(theirs: Any, ours: Any, place: str = "batch", *, compared: Compar
             (found for a, b, at in pairs if (found := difference(a, b, at, compared=compared)) is not None), None
         )
     if isinstance(theirs, torch.Tensor):
-        compared.values += 1
-        return _tensor_difference(theirs, ours.to(theirs.device), place, compared)
-    same = _same(theirs, ours)
-    if same is None and compared.layout is not None:
+        ours = ours.to(theirs.device)
+        if _is_plain(theirs) and _is_plain(ours):
+            compared.values += 1
+            return _tensor_difference(theirs, ours, place, compared)
         same = _same_pickled(theirs, ours)
+    else:
+        same = _same(theirs, ours)
+    if same is None and compared.layout is not None:
+        same = bool(_same_pickled(theirs, ours))
     if same is None:
         compared.opaque.append(f"{place}, {type(theirs).__name__}")
         return None
@@ -153,11 +161,34 @@ def _same(theirs: Any, ours: Any) -> bool | None:
         return None
 
 
-def _same_pickled(theirs: Any, ours: Any) -> bool:
+def _same_pickled(theirs: Any, ours: Any) -> bool | None:
+    """Whether two values have the same pickles; ``None`` if they have none."""
     try:
-        return pickle.dumps(theirs) == pickle.dumps(ours)
+        return _pickled(theirs) == _pickled(ours)
     except Exception:  # noqa: BLE001 - any error of the user's type
-        return False
+        return None
+
+
+def _pickled(value: Any) -> bytes:
+    file = io.BytesIO()
+    _BitsPickler(file).dump(value)
+    return file.getvalue()
+
+
+class _BitsPickler(pickle.Pickler):
+    """Pickles the bits of tensors: torch's own pickles have their addresses, too."""
+
+    def reducer_override(self, value: Any) -> Any:
+        if not isinstance(value, torch.TypedStorage | torch.UntypedStorage):
+            return NotImplemented
+        storage = getattr(value, "_untyped_storage", value)  # value.untyped() warns
+        content = torch.empty(0, dtype=torch.uint8).set_(storage.cpu())
+        return bytes, (str(getattr(value, "dtype", None)), content.numpy().tobytes())
+
+
+def _is_plain(tensor: torch.Tensor) -> bool:
+    """Whether strides and bits tell all of a tensor (quantized: its views crash)."""
+    return tensor.layout is torch.strided and not (tensor.is_nested or tensor.is_quantized or tensor.is_meta)
 
 
 def _tensor_difference(theirs: torch.Tensor, ours: torch.Tensor, place: str, compared: ComparedValues) -> str | None:
@@ -172,8 +203,7 @@ def _tensor_difference(theirs: torch.Tensor, ours: torch.Tensor, place: str, com
         compared.largest = max(compared.largest, apart)
         if apart <= compared.bound:
             return None
-    a, b = (tensor.contiguous().reshape(-1).view(torch.uint8) for tensor in (theirs, ours))
-    wrong = (a != b).nonzero()
+    wrong = (_bits(theirs) != _bits(ours)).nonzero()
     at = torch.unravel_index(wrong[0, 0] // theirs.element_size(), theirs.shape) if theirs.dim() else ()
     where = tuple(int(i) for i in at)
     return f"{place}{list(where)}: {theirs[where].item()!r} and {ours[where].item()!r}"

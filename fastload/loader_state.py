@@ -63,7 +63,7 @@ class LoaderState:
         self._streams: dict[torch.device, Any] = {}
         self._meters = Meters()
         self._lock = threading.RLock()  # a finalizer may run in a thread that holds it
-        self._pid = self._iterates_in = os.getpid()
+        self._pid = os.getpid()
         self._transfers: dict[int, tuple[Transfer, CopyScheduler | None]] = {}  # of iterators in use
         self._before = Totals()  # of iterators that have ended
         self._missed = Counter[str]()
@@ -238,10 +238,12 @@ class LoaderState:
             self.slots = None
 
     def drop_inherited(self, loader: LoaderConfig[Any]) -> None:
-        """Forget, in a forked child, workers, slots and locks of the parent's."""
-        if self._iterates_in == os.getpid():
+        """Forget, in a forked child, iterators, workers, slots and locks of the parent's."""
+        if self._pid == os.getpid():
             return
-        self._iterates_in, self._lock = os.getpid(), threading.RLock()
+        self._pid, self._lock = os.getpid(), threading.RLock()
+        self._transfers, self._sized = {}, None
+        self._meters.drop_inherited()
         self.slots = self._buffers = None
         if not has_own_iterator(loader):
             loader._iterator = None
@@ -275,8 +277,8 @@ class LoaderState:
 
     def retire(self, transfer: Transfer, scheduler: CopyScheduler | None = None) -> None:
         """Keep the totals of an iterator that ends."""
-        if os.getpid() != self._pid:  # a forked child: another thread may have held the lock
-            return
+        if os.getpid() != self._pid or id(transfer) not in self._transfers:
+            return  # the parent's, in a forked child: another thread may have held a lock
         totals, missed = Totals(), Counter[str]()
         self._count(transfer, scheduler, totals, missed)  # not under the lock, as in stats()
         with self._lock:

@@ -223,7 +223,7 @@ def _native_plan(loader: LoaderConfig[Any], route: Route, recipe: Recipe, stats:
     place = "a process of their own" if workers else "the main process"
     notes = []
     if not recipe.in_memory:
-        notes.append(f"files that threads cannot decode (CMYK, damaged) go through the transforms, in {place}")
+        notes.append(f"files that threads do not take (CMYK, damaged) go through the transforms, in {place}")
     if recipe.first_call is not None:
         notes.append("random draws start from the states that worker_init_fn seeds")
     if not workers:

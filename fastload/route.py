@@ -124,9 +124,9 @@ def _running(loader: LoaderConfig[Any], device: torch.device) -> Recipe | None:
 
 
 def _not_on_gpu(loader: LoaderConfig[Any], recipe: Recipe, device: torch.device) -> str | None:
-    from fastload.device.decode import loader_allows as decodable
+    from fastload.device.decode import loader_allows
 
-    return decodable.not_on_gpu_because(loader, recipe, device)
+    return loader_allows.not_on_gpu_because(loader, recipe, device)
 
 
 def read_loader(loader: LoaderConfig[Any], device: torch.device) -> Recipe | tuple[str, ...]:

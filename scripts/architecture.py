@@ -53,7 +53,7 @@ LAYERS = [
 ]
 RANK = {name: rank for rank, names in enumerate(LAYERS) for name in names}
 
-WIDTH, ROW, HEIGHT, CHARACTER, GAP = 500, 74, 34, 8.2, 14  # pixels
+WIDTH, ROW, HEIGHT, CHARACTER, GAP = 820, 74, 34, 8.2, 14  # pixels
 
 
 def name_of(path: Path, package: Path) -> str:
@@ -112,17 +112,26 @@ def rows_and_segments(edges: list[tuple[str, str]]) -> tuple[list[list[str]], li
 
 
 def untangle(rows: list[list[str]], segments: list[tuple[str, str]]) -> list[list[str]]:
-    """Reorder each row so that few segments cross."""
+    """Reorder rows by the mean places of neighbours, so that few segments cross."""
 
     def crossings(upper: list[str], lower: list[str]) -> int:
         spans = [(upper.index(a), lower.index(b)) for a, b in segments if a in upper]
         return sum((a - c) * (b - d) < 0 for (a, b), (c, d) in itertools.combinations(spans, 2))
 
-    for _ in range(4):
-        for rank in range(len(rows)):
-            orders = ([*rows[:rank], list(order), *rows[rank + 1 :]] for order in itertools.permutations(rows[rank]))
-            rows = min(orders, key=lambda rows: sum(itertools.starmap(crossings, itertools.pairwise(rows))))
-    return rows
+    def ordered(row: list[str], beside: list[str]) -> list[str]:
+        places = {name: place / len(beside) for place, name in enumerate(beside)}
+        joined = {name: [places[x] for pair in segments if name in pair for x in pair if x in places] for name in row}
+        own = {name: place / len(row) for place, name in enumerate(row)}
+        return sorted(row, key=lambda name: sum(joined[name]) / len(joined[name]) if joined[name] else own[name])
+
+    tried = [rows]
+    for turn in range(24):
+        rows, step = list(rows), 1 - 2 * (turn % 2)
+        ranks = range(1, len(rows)) if step > 0 else range(len(rows) - 2, -1, -1)
+        for rank in ranks:
+            rows[rank] = ordered(rows[rank], rows[rank - step])
+        tried.append(rows)
+    return min(tried, key=lambda rows: sum(itertools.starmap(crossings, itertools.pairwise(rows))))
 
 
 def width_of(name: str) -> float:
@@ -143,6 +152,7 @@ def place_across(rows: list[list[str]], segments: list[tuple[str, str]]) -> dict
     x = {}
     for row in rows:
         room = (WIDTH - sum(map(width_of, row))) / (len(row) + 1)
+        assert room > 0, f"WIDTH is too small for {row}"  # noqa: S101
         left = room
         for name in row:
             x[name] = left + width_of(name) / 2

@@ -12,6 +12,7 @@ imported, on frozen garbage, or on what is imported at all, needs :mod:`subproce
 from __future__ import annotations
 
 import contextlib
+import importlib.util
 import json
 import os
 import select
@@ -54,6 +55,23 @@ def run(
         _server.close()
         _server = None
         raise
+
+
+def result_of(package: str, folder: Path, program: str, *arguments: Any) -> Any:
+    """Return the JSON that a program writes to its last argument.
+
+    Skips the test if it lacks a package.
+    """
+    import pytest
+
+    if importlib.util.find_spec(package) is None:
+        pytest.skip(f"{package} is not installed")
+    out, script = folder / "out.json", folder / "program.py"
+    script.write_text(program)
+    env = {**os.environ, "PYTHONPATH": str(Path(__file__).parent), "OMP_NUM_THREADS": "1"}
+    done = run([script, json.dumps([*arguments, str(out)])], env=env, cwd=folder)
+    assert done.returncode == 0, done.stderr
+    return json.loads(out.read_text())
 
 
 class _Server:

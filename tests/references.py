@@ -147,7 +147,7 @@ def _watched(make: Callable[[], T]) -> tuple[T, bool]:
 @functools.cache
 def _key(file: Path) -> str:
     digest = hashlib.sha256(_surroundings().encode())
-    sources, wanted = set(), {file, file.parent / "conftest.py"}
+    sources, wanted = set(), {file, file.parent / "conftest.py", TESTS / "conftest.py"}
     while wanted:
         sources |= wanted
         wanted = {imported for path in wanted if path.exists() for imported in _imported(path)} - sources

@@ -24,7 +24,7 @@ from fastload.autoscale.policy import (
     Sizing,
     workers_needed,
 )
-from fastload.stats.pace import Hold, is_pause
+from fastload.stats.pace import Hold
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -127,8 +127,7 @@ class ThreadSizer:
         elapsed = now - self._begun
         if elapsed < WINDOW_S or self._batches < WINDOW_BATCHES:
             return
-        usual_s = (elapsed - self._gap) / max(1, self._batches - 1)
-        if self._gap >= _GAP * elapsed and is_pause(self._gap, self._gap, usual_s):
+        if self._gap >= _GAP * elapsed:
             self.begin()  # restart at the next batch, because the device's clock has yet to count this gap
             return
         self._decide(elapsed)

@@ -40,7 +40,7 @@ class ParityResults:
     def __init__(self) -> None:
         self._results: dict[tuple[Any, ...], str | None] = {}
         self._held: list[Any] = []
-        self._not_started: tuple[tuple[Any, ...], str] | None = None  # of the last start
+        self._not_started: tuple[tuple[Any, ...], str, Any] | None = None  # of the last start, with what its ids are of
         self._told: set[str] = set()
         self.python_used = False
         """Whether samples were made in Python; their process is better forked where torch would fork its workers."""
@@ -55,13 +55,13 @@ class ParityResults:
 
     def not_started(self, loader: LoaderConfig[Any], recipe: Recipe) -> str | None:
         """Why the last start of the recipe's decode threads failed; ``None`` if it did not."""
-        key, why = self._not_started or (None, None)
+        key, why, _ = self._not_started or (None, None, None)
         return why if key == (*key_of(loader, recipe), id(recipe.first_call)) else None
 
     def start_failed(self, loader: LoaderConfig[Any], recipe: Recipe, why: str) -> None:
         """Note that decode threads cannot be started; warn the first time."""
-        self._not_started = (*key_of(loader, recipe), id(recipe.first_call)), why
-        self._held += [loader.dataset, recipe.first_call]
+        key = *key_of(loader, recipe), id(recipe.first_call)
+        self._not_started = key, why, (loader.dataset, recipe.first_call)
         if why not in self._told:
             self._told.add(why)
             warn_fallback(why)

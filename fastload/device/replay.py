@@ -12,6 +12,7 @@ import torch
 from fastload._batch import as_inference_tensors, map_tensors
 from fastload.options import check_device_prefetch, has_streams
 from fastload.torch_workers.signals import deferred_signals
+from fastload.torch_workers.twin import twin_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -49,7 +50,7 @@ class Replay(Generic[T]):
             check_device_prefetch(steps, "steps", minimum=1)
         self._steps = _length_of(loader) if steps is None else steps
         self._n = min(n, self._steps)
-        self._loader: DataLoader[T] | None = _twin_of(loader, persistent_workers=False)
+        self._loader: DataLoader[T] | None = twin_of(loader, persistent_workers=False)
         self._batches: list[T] = []
         self._stream: Any = None  # the stream that the held memory is recorded for
         self._taking = threading.Lock()
@@ -65,7 +66,7 @@ class Replay(Generic[T]):
         """Take the batches before the first iteration. Blocks until they are on the device."""
         with self._taking:
             if self._loader is not None:
-                self._batches, self._stream = _take(_twin_of(self._loader), self._n)
+                self._batches, self._stream = _take(twin_of(self._loader), self._n)
                 self._loader = None
         return self
 
@@ -79,12 +80,6 @@ class Replay(Generic[T]):
             if self._stream is not None and (current := _current_stream(self._stream.device)) != self._stream:
                 map_tensors(_recorder(current), batch)
             yield as_inference_tensors(batch) if torch.is_inference_mode_enabled() else batch
-
-
-def _twin_of(loader: DataLoader[T], **changes: Any) -> DataLoader[T]:
-    from fastload.torch_workers.twin import twin_of
-
-    return twin_of(loader, **changes)
 
 
 def _length_of(loader: DataLoader[Any]) -> int:

@@ -207,6 +207,8 @@ class IndexWriter:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self._file.close()
-        with suppress(FileNotFoundError):  # it is in its place
-            os.unlink(self._temporary)
+        try:
+            self._file.close()
+        finally:  # what is left in its buffer may find no room
+            with suppress(FileNotFoundError):  # it is in its place
+                os.unlink(self._temporary)

@@ -16,7 +16,7 @@ import numpy as np
 from PIL import Image, ImageEnhance, ImageOps
 from torchvision.transforms import _functional_pil
 
-from fastload.lazy import blur as lazy_blur
+from fastload.lazy import blur
 from fastload.pipeline.nodes import solarize_threshold
 from fastload.stats.stack_sampler import register_codec
 
@@ -90,7 +90,7 @@ def install(change: Change, copy: Copy, is_unchanged: IsUnchanged) -> None:
         original = getattr(module, name, None)
         if getattr(original, "__module__", None) == module.__name__:
             _replace(module, name, _function(original, read, change))
-    for module, name, replacement in lazy_blur.functions():
+    for module, name, replacement in blur.functions():
         _replace(module, name, replacement)
     originals = [kind.__init__ for kind in _ENHANCERS]  # type: ignore[misc]
     if all(getattr(each, "__module__", None) == ImageEnhance.__name__ for each in originals):

@@ -290,14 +290,14 @@ def _receive(content: bytes | None, key: Any = None, count: int = 0) -> Any:
             raise  # torch explains it: too many files, or a worker that has ended
         return _wrapped("when a batch of a worker's was unpickled")
     finally:
-        _arriving.files = None
         _close(files)
 
 
 def _is_of_connection(error: Exception) -> bool:
     """Whether files or connections failed, rather than the user's objects."""
     modules = [frame.f_globals.get("__name__", "") for frame, _ in traceback.walk_tb(error.__traceback__)]
-    return isinstance(error, EOFError | OSError) and any(name.startswith("multiprocessing.") for name in modules)
+    kinds = EOFError | OSError | RuntimeError  # the last is multiprocessing's where a descriptor did not arrive
+    return isinstance(error, kinds) and any(name.startswith("multiprocessing.") for name in modules)
 
 
 def _mapped(index: int, nbytes: int, *where: Any) -> torch.Tensor:

@@ -9,7 +9,6 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
-import torch
 from torch._utils import ExceptionWrapper
 
 from fastload import _core

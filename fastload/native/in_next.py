@@ -182,17 +182,13 @@ class InProcessFetcher:
             return known
         self._stamp = None
         if self._broken < STAMPS_MAX:
-            stamp = RecipeStamp(known[1], whole=True, besides=self.heeded(), types=self.heeded_types())
+            stamp = RecipeStamp(known[1], whole=True, **self.looked_at())
             self._stamp = stamp if stamp.is_whole else None
         return known
 
-    def heeded(self) -> list[tuple[dict[str, Any], str]]:
-        """List what else :meth:`read_anew` looks at: entries of dicts."""
-        return [(vars(self._loader), name) for name in _READ]
-
-    def heeded_types(self) -> list[type]:
-        """List the types of which :meth:`read_anew` looks at attributes."""
-        return [type(self._loader)]
+    def looked_at(self) -> dict[str, Any]:
+        """Return what else :meth:`read_anew` looks at, as arguments of a :class:`RecipeStamp`."""
+        return {"besides": [(vars(self._loader), name) for name in _READ], "types": [type(self._loader)]}
 
     def read_anew(self) -> tuple[Any, Recipe, Callable[..., Any]] | None:
         """Read the recipe from the dataset and its transforms."""

@@ -65,11 +65,8 @@ class WorkerFetcher(InProcessFetcher):
     def makes_samples(self, recipe: Recipe) -> bool:  # noqa: D102
         return True
 
-    def heeded(self) -> list[tuple[dict[str, Any], str]]:  # noqa: D102
-        return []
-
-    def heeded_types(self) -> list[type]:  # noqa: D102
-        return []
+    def looked_at(self) -> dict[str, Any]:  # noqa: D102
+        return {}
 
     def read_anew(self) -> tuple[Any, Recipe, Callable[..., Any]] | None:  # noqa: D102
         if self.gave_up:

@@ -12,13 +12,14 @@ import torch
 from torch._utils import ExceptionWrapper
 from torchvision.transforms import functional
 
-from fastload import _core
 from fastload.pipeline.datasets.arrays import Pixels
 from fastload.pipeline.datasets.folders import OddPath
 from fastload.pipeline.datasets.samples import one_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+
+    from fastload import _core
 
 
 class TookTooLongError(Exception):
@@ -131,19 +132,6 @@ def answer_to(kind: str, question: list[float]) -> list[float]:
     except RuntimeError:  # torch.linalg's
         return []
     return coefficients
-
-
-def drawn(plan: _core.DrawPlan, job: _core.Job, sample: int, before: bytes, views: int = 1) -> bytes | None:
-    """The core's generator state after drawing for a sample; ``None`` if it cannot."""
-    _, _, width, height, *_ = job.outcome(sample)
-    known: list[tuple[str, list[float], list[float]]] = []
-    while True:
-        generator = _core.Generator(0)
-        generator.set_state(before)
-        status, _, question = plan.draw(generator, width, height, known, sample % views)
-        if status in ("ok", "crop_too_large"):
-            return generator.get_state() if status == "ok" else None
-        known.append((status, question, answer_to(status, question)))
 
 
 def failed_of(job: _core.Job) -> list[int]:

@@ -14,7 +14,7 @@ from fastload.jpeg_index import tagged_files
 
 _KEPT_SHARE: Final = 0.9  # of the bound, after files were removed
 _COUNTED_SHARE: Final = 0.05  # of the bound: files are counted when a process has added so many bytes
-_OWN: Final = re.compile(r"[0-9a-f]{38}|.*\.part")  # what the cache calls its files, whole and being written
+_OWN: Final = re.compile(r"[0-9a-f]{38}(\..*\.part)?")  # what the cache calls its files, whole and being written
 
 
 class DiskCache:
@@ -117,6 +117,10 @@ class DiskCache:
         files.sort(reverse=True)
         while files and self._counted + self._added > _KEPT_SHARE * self._max_bytes:
             _, size, path = files.pop()
-            with contextlib.suppress(OSError):
+            try:
                 os.unlink(path)
+            except FileNotFoundError:  # another process has removed it
+                pass
+            except OSError:  # another user's: it stays, and counts
+                continue
             self._counted -= size

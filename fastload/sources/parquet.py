@@ -185,6 +185,16 @@ class RowGroupSampler(Sampler[int]):
                 yield rows[place]
 
 
+class _Kept:
+    """The row groups that a process has read last. A forked child begins anew."""
+
+    def __init__(self) -> None:
+        self.pid = os.getpid()
+        self.lock = threading.Lock()
+        self.groups: OrderedDict[tuple[int, int], Any] = OrderedDict()
+        self.nbytes = 0
+
+
 class _RowGroups:
     """Reads images of Parquet files, and keeps the row groups that were read last."""
 
@@ -193,31 +203,26 @@ class _RowGroups:
     ) -> None:
         self._paths, self._stamps, self._image, self._cache_bytes = paths, stamps, image, cache_bytes
         self._ends = [list(itertools.accumulate(sizes)) for sizes in groups]
-        self._begin()
-
-    def _begin(self) -> None:
-        self._pid = os.getpid()
-        self._lock = threading.Lock()
-        self._kept: OrderedDict[tuple[int, int], Any] = OrderedDict()
-        self._held_bytes = 0
+        self._kept: _Kept | None = None
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**vars(self), "_lock": None, "_kept": None, "_pid": 0}
+        return {**vars(self), "_kept": None}
 
     def image(self, file: int, row: int) -> bytes | None:
         """Return the encoded image of a file's row, or ``None``. Blocks."""
-        if self._pid != os.getpid():  # a fork may have left the lock held
-            self._begin()
+        kept = self._kept
+        if kept is None or kept.pid != os.getpid():  # a fork may have left the lock held
+            kept = self._kept = _Kept()  # of two threads' the first one's is dropped
         group = bisect.bisect_right(self._ends[file], row)
         row -= self._ends[file][group - 1] if group else 0
-        with self._lock:
-            column = self._kept.pop((file, group), None)
+        with kept.lock:
+            column = kept.groups.pop((file, group), None)
             if column is None:
                 column = self._read(file, group)
-                self._held_bytes += column.nbytes
-            self._kept[file, group] = column
-            while self._held_bytes > self._cache_bytes and len(self._kept) > 1:
-                self._held_bytes -= self._kept.popitem(last=False)[1].nbytes
+                kept.nbytes += column.nbytes
+            kept.groups[file, group] = column
+            while kept.nbytes > self._cache_bytes and len(kept.groups) > 1:
+                kept.nbytes -= kept.groups.popitem(last=False)[1].nbytes
         value: bytes | None = column[row].as_py()
         return value
 

@@ -321,6 +321,13 @@ class Meters:
         self._before = Totals()
         self._places: tuple[tuple[str, ...], tuple[str, ...]] = (), ()
 
+    def drop_inherited(self) -> None:
+        """Go on in a forked child.
+
+        Live iterators are the parent's, and another thread may have held the lock.
+        """
+        self._lock, self._pid, self._live = threading.RLock(), os.getpid(), {}
+
     def open(self, meter: Meter) -> Callable[[], None]:
         """Add ``meter``. Returns a function that retires it once its iterator is gone."""
         with self._lock:

@@ -63,7 +63,7 @@ class _ShutDown:
 
     def __call__(self) -> None:
         frame = sys._getframe(1)
-        if frame.f_code.co_name == "__del__":  # a collection has cleared weak references by then
+        if frame.f_code is _DEL:  # a collection has cleared weak references by then
             self._delete(frame.f_locals["self"])
         elif (iterator := self.iterator()) is not None:
             type(iterator)._shutdown_workers(iterator)
@@ -90,7 +90,7 @@ def _end_with_the_program() -> None:
         iterator = ending.iterator()
         if hasattr(iterator, "_workers"):
             with deferred_signals(), contextlib.suppress(Exception):  # so that the others also end
-                (_clean_up if iterator._shutdown else _finish)(iterator)
+                _finish(iterator)  # also after a shutdown of torch's, which may have been interrupted
 
 
 def _disown() -> None:

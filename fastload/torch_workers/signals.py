@@ -246,7 +246,8 @@ def _finalize(function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
             deferral.end()
         except KeyboardInterrupt:  # not deferred any more
             again.append(signal.SIGINT)
-        if numbers := set(again) - on_their_way:
+        # Without a call from here on, an interrupt is raised in the code that Python returns to, not in this finalizer.
+        if again and (numbers := set(again) - on_their_way):
             on_their_way.update(numbers)
             try:
                 _thread.start_new_thread(_send_again, (numbers,))

@@ -2,30 +2,10 @@
 
 from __future__ import annotations
 
-import importlib.util
-import json
-import os
-from pathlib import Path
-
-import interpreters
 import pytest
+from interpreters import result_of
 
 pytestmark = pytest.mark.slow
-
-TESTS = Path(__file__).parents[1]
-
-
-def run(package, tmp_path, program, *arguments):
-    """Run a program, and return the JSON that it writes to its last argument."""
-    if importlib.util.find_spec(package) is None:
-        pytest.skip(f"{package} is not installed")
-    out = tmp_path / "out.json"
-    script = tmp_path / "program.py"
-    script.write_text(program)
-    env = {**os.environ, "PYTHONPATH": str(TESTS), "OMP_NUM_THREADS": "1"}
-    done = interpreters.run([script, json.dumps([*arguments, str(out)])], env=env, cwd=tmp_path)
-    assert done.returncode == 0, done.stderr
-    return json.loads(out.read_text())
 
 
 SKIP = """
@@ -69,5 +49,5 @@ json.dump(found, open(json.loads(sys.argv[1])[-1], "w"))
 
 @pytest.mark.parametrize("arguments", [(), ("run",)])
 def test_what_accelerate_skips_is_wrapped_or_a_fastloader_under_fastload_run(tmp_path, arguments):
-    found = run("accelerate", tmp_path, SKIP, *arguments)
+    found = result_of("accelerate", tmp_path, SKIP, *arguments)
     assert found == dict.fromkeys(["plain map", "prepared map", "plain stream", "prepared stream"], bool(arguments))

@@ -205,7 +205,7 @@ import os, signal, sys, time
 import pytest, torch
 from backends import simulated
 from conformance_slots import *
-from fastload.engines.workers import route_of
+from fastload.workers.start import route_of
 
 if __name__ == "__main__":
     simulated.install(pytest.MonkeyPatch())

@@ -2,31 +2,12 @@
 
 from __future__ import annotations
 
-import importlib.util
-import json
-import os
-from pathlib import Path
-
-import interpreters
 import pytest
+from interpreters import result_of
 
 pytestmark = pytest.mark.slow
 
-TESTS = Path(__file__).parents[1]
 WORKERS = pytest.mark.parametrize(("workers", "persistent"), [(0, False), (2, False), (2, True)])
-
-
-def run(package, tmp_path, program, *arguments):
-    """Run a program, and return the JSON that it writes to its last argument."""
-    if importlib.util.find_spec(package) is None:
-        pytest.skip(f"{package} is not installed")
-    out = tmp_path / "out.json"
-    script = tmp_path / "program.py"
-    script.write_text(program)
-    env = {**os.environ, "PYTHONPATH": str(TESTS), "OMP_NUM_THREADS": "1"}
-    done = interpreters.run([script, json.dumps([*arguments, str(out)])], env=env, cwd=tmp_path)
-    assert done.returncode == 0, done.stderr
-    return json.loads(out.read_text())
 
 
 LIGHTNING = """
@@ -67,7 +48,7 @@ json.dump([seen, torch.get_rng_state().tolist(), str(random.getstate())], open(o
 @WORKERS
 def test_lightning_resumes_with_the_same_bits(tmp_path, workers, persistent):
     def fit(checkpoint, seed):
-        return run("lightning", tmp_path, LIGHTNING, workers, persistent, checkpoint, seed, {})
+        return result_of("lightning", tmp_path, LIGHTNING, workers, persistent, checkpoint, seed, {})
 
     expected = fit(None, 3)
     assert [step for _, step, _ in expected[0]] == list(range(18))
@@ -80,7 +61,7 @@ def test_lightning_resumes_with_the_same_bits(tmp_path, workers, persistent):
 def test_lightning_resumes_after_an_epoch_of_fewer_batches(tmp_path):
     def fit(checkpoint, seed, persistent=False):
         options = {"limit_train_batches": 4}
-        return run("lightning", tmp_path, LIGHTNING, 2, persistent, checkpoint, seed, options)
+        return result_of("lightning", tmp_path, LIGHTNING, 2, persistent, checkpoint, seed, options)
 
     expected = fit(None, 3)
     assert [epoch for epoch, _, _ in expected[0]] == [0] * 4 + [1] * 4 + [2] * 4
@@ -137,7 +118,7 @@ json.dump([seen, torch.get_rng_state().tolist(), str(random.getstate())], open(o
 @pytest.mark.parametrize("stop", [(0, 0), (0, 2), (1, 5), (1, 6)])
 def test_accelerate_saves_and_loads_a_wrapped_loaders_place(tmp_path, workers, persistent, seedable, stop):
     def train(*, resumes):
-        return run("accelerate", tmp_path, ACCELERATE, workers, persistent, True, seedable, stop, resumes)
+        return result_of("accelerate", tmp_path, ACCELERATE, workers, persistent, True, seedable, stop, resumes)
 
     expected, *generators = train(resumes=False)
     assert [len(epoch) for epoch in expected] == [6, 6, 6]
@@ -150,6 +131,6 @@ def test_accelerate_saves_and_loads_a_wrapped_loaders_place(tmp_path, workers, p
 def test_accelerate_saves_and_loads_what_it_makes_of_a_fastloader(tmp_path):
     """Torchdata's loader, in order: of a shuffled one Accelerate's first epoch cannot be repeated."""
     for stop in [(0, 2), (1, 5)]:
-        expected, *_ = run("accelerate", tmp_path, ACCELERATE, 2, False, False, True, stop, False)
-        got, *_ = run("accelerate", tmp_path, ACCELERATE, 2, False, False, True, stop, True)
+        expected, *_ = result_of("accelerate", tmp_path, ACCELERATE, 2, False, False, True, stop, False)
+        got, *_ = result_of("accelerate", tmp_path, ACCELERATE, 2, False, False, True, stop, True)
         assert got == [expected[stop[0]][stop[1] :], *expected[stop[0] + 1 :]]

@@ -380,8 +380,10 @@ def of_leaf(value: Any) -> Any:
     elif isinstance(value, torch.Tensor):
         yield from (value.numpy(force=True) if value.dtype != torch.bfloat16 else value.float(), value[None])
         yield from (value.to(torch.complex64), ~value if value.dtype == torch.bool else value + 1)
+        yield value.view({1: torch.uint8, 2: torch.int16, 4: torch.int32}[value.itemsize])  # of the same bytes
     elif isinstance(value, np.ndarray) and value.dtype != object:
         yield from (torch.tensor(value), value[None], value[::-1], value.astype(np.float16), value.tolist())
+        yield value.view(np.float64)
     elif isinstance(value, set):
         yield from (value | {3}, frozenset({1}), sorted(value))
     elif isinstance(value, datetime.date):

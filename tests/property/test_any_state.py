@@ -12,6 +12,7 @@ from effort import examples
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from photos import photos_fixture, train_v1
+from resuming import seed
 from torch.utils.data import BatchSampler, Dataset, RandomSampler, Subset, WeightedRandomSampler
 from torchvision.datasets import ImageFolder
 
@@ -65,12 +66,6 @@ def loaders(draw):
         return FastLoader(dataset, size, drop_last=drop_last, generator=generator, **more, **options)
 
     return make, not workers or factors[0] == factors[1]
-
-
-def seed(number: int) -> None:
-    torch.manual_seed(number)
-    random.seed(number)
-    np.random.seed(number)
 
 
 def step(loader: Any, iterator: Any, alike: bool) -> Any:

@@ -8,12 +8,13 @@ import torch
 import torchvision.transforms as v1
 from photos import assert_same, both
 from PIL import Image
+from plans import refusal
 from stored import COUNT, GRAY, stored
 from torch.utils.data import ConcatDataset, Subset, default_collate
 from torchvision.transforms import v2
 
 from fastload import FastLoader
-from fastload.pipeline.recipe import Recipe, Refusal, read_recipe
+from fastload.pipeline.recipe import Recipe, read_recipe
 
 BILINEAR = v1.InterpolationMode.BILINEAR
 CIFAR, MNIST = ((0.4914, 0.4822, 0.4465), (0.2023, 0.1994, 0.2010)), ((0.1307,), (0.3081,))
@@ -55,12 +56,6 @@ def classic(module, name, size=32):
 def check(dataset_of, **arguments):
     arguments = {"batch_size": 6, "num_workers": 2, "shuffle": True, **arguments}
     assert_same(*both(dataset_of, FastLoader, {"device": "cpu", "engine": "native"}, **arguments))
-
-
-def refusal(dataset) -> str:
-    result = read_recipe(dataset)
-    assert isinstance(result, Refusal)
-    return "; ".join(result.reasons)
 
 
 @pytest.mark.parametrize("module", [v1, v2], ids=["v1", "v2"])

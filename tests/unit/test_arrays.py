@@ -17,6 +17,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from photos import assert_same, both, jpeg
 from PIL import Image
+from plans import refusal
 from stored import COLORED, COUNT, stored
 from torch.utils.data import ConcatDataset, DataLoader, Subset, default_collate, random_split
 from torch.utils.data._utils import collate
@@ -48,12 +49,6 @@ def check(dataset_of, own=None, **arguments):
     arguments = {"batch_size": 6, "num_workers": 2, "shuffle": True, **arguments}
     own = {"device": "cpu", "engine": "native", **(own or {})}
     assert_same(*both(dataset_of, FastLoader, own, **arguments))
-
-
-def refusal(dataset) -> str:
-    result = read_recipe(dataset)
-    assert isinstance(result, Refusal)
-    return "; ".join(result.reasons)
 
 
 @pytest.mark.parametrize("workers", [0, 1, 3])

@@ -320,6 +320,7 @@ VERIFY = {
 def test_decoding_on_the_gpu_is_shown(results):
     docs = shown("gpudecode", gpudecode(kernels=KERNELS, step=STEP, verify=VERIFY))
     assert "for 256 images. A ResNet-50 step takes 54.50 ms" in rendered("README")
+    assert "too. A GPU, 16 cores, torch 2.11, 2026-11-21; `gpudecode.json`.\n" in rendered("README")
     assert "| `huffman` | 0.300 ± 0.030 ms |" in docs
     assert "| all that decode | **0.400 ± 0.040 ms** |" in docs
     assert "| profiler: `huffman` | 0.290 ms |\n| profiler: `Memset` | 0.020 ms |" in docs

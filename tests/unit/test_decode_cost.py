@@ -11,7 +11,7 @@ from photos import make_folder, train_v1
 from torchvision.datasets import ImageFolder
 
 from fastload import FastLoader
-from fastload.device.decode import loader_allows as decodable
+from fastload.device.decode import loader_allows
 from fastload.device.decode.policy import DecodePolicy
 from fastload.device.timing import DeviceClock
 from fastload.loader_state import state_of
@@ -155,7 +155,7 @@ def test_statistics_name_both_sides() -> None:
 @pytest.fixture
 def loader(monkeypatch: pytest.MonkeyPatch, tmp_path: Any) -> FastLoader[Any]:
     simulated.install(monkeypatch)
-    monkeypatch.setattr(decodable, "not_on_gpu_because", lambda loader, recipe, device: None)
+    monkeypatch.setattr(loader_allows, "not_on_gpu_because", lambda loader, recipe, device: None)
     return FastLoader(ImageFolder(make_folder(tmp_path, 3), train_v1()), num_workers=1, device="cuda")
 
 

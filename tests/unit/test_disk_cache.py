@@ -62,7 +62,8 @@ def test_the_bound_holds_while_threads_write(tmp_path, monkeypatch):
 
 def test_other_files_in_the_folder_are_neither_counted_nor_removed(tmp_path):
     (tmp_path / "ab").mkdir()
-    others = [tmp_path / "thesis.tex", tmp_path / "ab" / "notes.txt", tmp_path / "photos" / ("0" * 38)]
+    names = ["thesis.tex", "ab/notes.txt", "ab/film.mkv.part", f"photos/{'0' * 38}"]
+    others = [tmp_path / name for name in names]
     for path in others:
         path.parent.mkdir(exist_ok=True)
         path.write_bytes(bytes(50))
@@ -72,6 +73,37 @@ def test_other_files_in_the_folder_are_neither_counted_nor_removed(tmp_path):
         cache.put(name, DATA)
     assert all(path.stat().st_size == 50 for path in others)
     assert sum(cache.path_of(name) is not None for name in "abcdef") == 4
+
+
+def test_files_that_cannot_be_removed_count(tmp_path, monkeypatch):
+    theirs, ours, unlink = DiskCache(tmp_path, 3 * FILE, bytes(48)), DiskCache(tmp_path, 4 * FILE, KEY), os.unlink
+    for name in "abc":
+        theirs.put(name, DATA)
+        os.utime(theirs.path_of(name), (0, 0))
+    kept = {theirs.path_of(name) for name in "abc"}
+
+    def refuse(path):
+        if path in kept:
+            raise PermissionError
+        unlink(path)
+
+    monkeypatch.setattr(os, "unlink", refuse)
+    for name in "abcdef":
+        ours.put(name, DATA)
+        assert bytes_in(tmp_path) <= 4 * FILE
+    assert all(map(os.path.exists, kept))
+
+
+def test_files_that_another_process_removes_meanwhile_make_room(tmp_path, monkeypatch):
+    def too_late(path):
+        unlink(path)
+        raise FileNotFoundError
+
+    cache, unlink = DiskCache(tmp_path, 4 * FILE, KEY), os.unlink
+    monkeypatch.setattr(os, "unlink", too_late)
+    for name in "abcdef":
+        cache.put(name, DATA)
+        assert cache.path_of(name)
 
 
 def test_what_a_process_that_was_killed_has_begun_is_removed(tmp_path):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import gc
 import multiprocessing
@@ -23,6 +24,7 @@ from children import exit_code, forked
 from torch.utils.data import DataLoader, SequentialSampler
 
 from fastload import FastLoader
+from fastload.loader_state import state_of
 from fastload.torch_workers import processes as shutdown
 
 WAIT_S = 30
@@ -515,6 +517,16 @@ def test_a_program_that_ends_in_mid_epoch_ends_the_thread_that_pins_before_the_w
     assert (done.returncode, done.stdout, done.stderr) == (3, "[False, False, False]\n", "")
 
 
+def test_the_end_of_the_program_completes_a_shutdown_and_ends_others_after_an_error(make, monkeypatch):
+    failing, interrupted = (host_of(iter(make(Numbers(40)))) for _ in range(2))
+    interrupted._shutdown = True
+    failing._index_queues[0].put = None
+    shutdown._end_with_the_program()
+    assert [worker.exitcode for worker in interrupted._workers] == [0, 0]
+    del failing._index_queues[0].put
+    shutdown.shut_down(failing)
+
+
 ENDS = ("loader.close()", "shutdown.shut_down(host)", "del loader, iterator, host", "util._exit_function()")
 
 
@@ -568,6 +580,59 @@ def test_a_forked_child_iterates_with_workers_of_its_own(make, persistent):
     loader.close()
 
 
+def test_a_forked_child_can_make_an_iterator_where_an_inherited_one_was(make):
+    """Torch lists workers by their iterator's address, and refuses one that is listed."""
+    iterator = iter(make(Numbers(40)))
+    host = host_of(iterator)
+
+    def in_child():
+        torch._C._set_worker_pids(id(host), ())
+
+    assert exit_code(forked(in_child)) == 0
+
+
+@contextlib.contextmanager
+def held_by_another_thread(locks):
+    taken, done = threading.Event(), threading.Event()
+
+    def hold():
+        with contextlib.ExitStack() as stack:
+            for lock in locks:
+                stack.enter_context(lock)
+            taken.set()
+            done.wait(WAIT_S)
+
+    thread = threading.Thread(target=hold)
+    thread.start()
+    assert taken.wait(WAIT_S)
+    try:
+        yield
+    finally:
+        done.set()
+        thread.join()
+
+
+def test_a_forked_child_keeps_nothing_of_the_epochs_that_it_ends(make):
+    loader = make()
+    held = [iter(loader)]
+    state = state_of(loader)
+    locks = [state._lock, state._meters._lock]
+    if hasattr(held[0], "transfer"):
+        locks += [held[0].transfer._lock, held[0].scheduler._lock]
+
+    def in_child():
+        numbers_of(loader)
+        held.clear()
+        descriptors = os.listdir("/proc/self/fd")
+        numbers_of(loader)
+        assert os.listdir("/proc/self/fd") == descriptors
+        assert (state._transfers, loader.stats().batches) == ({}, 8)
+
+    with held_by_another_thread(locks):
+        child = forked(in_child)
+    assert exit_code(child) == 0
+
+
 @pytest.fixture
 def no_worker_is_terminated(monkeypatch):
     """Require that each ends by itself, before the wait after which torch terminates it."""
@@ -589,6 +654,22 @@ def test_workers_end_at_once_when_a_collection_frees_their_iterator(make, no_wor
     gc.collect()
     assert [worker.exitcode for worker in workers] == [0, 0]
     assert shutdown._live == {}
+
+
+def test_an_object_that_ends_the_workers_when_it_is_deleted_ends_them(make, no_worker_is_terminated):
+    """As of a loader that keeps its iterator, and ends it itself."""
+
+    class Owner:
+        def __init__(self, iterator):
+            self.iterator = iterator
+
+        def __del__(self):
+            self.iterator._shutdown_workers()
+
+    host = host_of(iter(make()))
+    owner = Owner(host)
+    del owner
+    assert [worker.exitcode for worker in host._workers] == [0, 0]
 
 
 class Collects:

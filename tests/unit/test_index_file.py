@@ -142,6 +142,23 @@ def test_an_index_of_another_version_is_refused(root):
         open_index(path, 1 << 20)
 
 
+@pytest.mark.parametrize("wrong", ["count", "begin", "end"])
+def test_a_table_that_is_not_within_the_file_is_refused(root, wrong):
+    """Before memory for it is asked for."""
+    path = root / "fastload.index"
+    whole = path.read_bytes()
+    magic, count, begin, end, size = struct.unpack("<8s4Q", whole[:40])
+    if wrong == "begin":
+        begin = end + 16
+    elif wrong == "end":
+        end = begin + (1 << 48)
+    count = 1 << 44 if wrong == "count" else (end - begin) % (1 << 64) // 16
+    header = struct.pack("<8s4Q", magic, count, begin, end, size)
+    path.write_bytes(header + _core.index_tag(header, make_key()) + whole[48:])
+    with pytest.raises(IndexFileError, match="cut short, or damaged"):
+        open_index(path, 1 << 30)
+
+
 @pytest.mark.parametrize("kind", ["pipe", "device"])
 def test_what_is_no_file_is_refused_at_once(tmp_path, kind):
     path = tmp_path / "some.index"
@@ -187,3 +204,20 @@ def test_an_interrupted_writer_leaves_nothing(tmp_path):
         interrupted()
     assert [path.name for path in tmp_path.iterdir()] == ["some.index"]
     assert target.read_bytes() == b"before"
+
+
+def test_a_writer_without_room_leaves_nothing(tmp_path):
+    full = os.open("/dev/full", os.O_WRONLY)
+
+    def written():
+        with IndexWriter(tmp_path / "some.index", bytes(48)) as writer:
+            os.dup2(full, writer._file.fileno())
+            writer.add("0.jpg", 1, 1, 1, bytes(100))
+            writer.finish()
+
+    try:
+        with pytest.raises(OSError, match="No space left"):
+            written()
+    finally:
+        os.close(full)
+    assert os.listdir(tmp_path) == []

@@ -148,8 +148,9 @@ def test_codes_that_zlib_refuses(name: str) -> None:
 
 
 def test_blocks_that_zlib_refuses() -> None:
-    stream, other, far, endless = Stream(), Stream(), Stream(), Stream()
-    stream.stored(bytes(4), complement=0xFFFF - 5)
+    low, high, other, far, endless = (Stream() for _ in range(5))
+    low.stored(bytes(4), complement=0xFFFA)
+    high.stored(bytes(4), complement=0xFEFB)
     other.stored(bytes(4), last=False)
     other.begin(3)
     far.begin(1)
@@ -157,8 +158,27 @@ def test_blocks_that_zlib_refuses() -> None:
     far.put_symbols(FIXED[1], [1, 0])
     endless.own_codes(code(257, {0: 1, 1: 1}), [0])
     endless.put(0, 4)
-    for each in (stream, other, far, endless):
+    for each in (low, high, other, far, endless):
         refused(zlib_of(each.deflated(), bytes(4)), 4)
+
+
+def test_a_repeat_of_nothing_is_none_of_zeros() -> None:
+    lengths, stream = code(257, {3: 1, END: 1}), Stream()
+    stream.own_codes(lengths, [0], items=((16, 0), (1, 0), (18, 127), (18, 103), (1, 0), (0, 0)))
+    stream.put_symbols(lengths, [3, 3, 3, 3, END])
+    refused(zlib_of(stream.deflated(), bytes([3] * 4)), 4)
+
+
+@pytest.mark.parametrize("size", [3, 6])  # the loop's rounds begin there
+def test_nothing_is_copied_behind_a_block_that_has_filled_the_memory(size: int) -> None:
+    stream = Stream()
+    stream.begin(1, last=False)
+    stream.put_symbols(FIXED[0], [*[0] * (size + 2), END])
+    for left in reversed(range(15)):
+        stream.stored(bytes(65535), last=not left)
+    data = bytes(size + 2 + 15 * 65535)
+    assert zlib.decompress(made := zlib_of(stream.deflated(), data)) == data
+    assert not is_decoded(made, size)
 
 
 @pytest.mark.parametrize("start", [b"\x77\x09", b"\x79\x18", b"\x88\x1c", b"\x78\x20", b"\x78\x02", b"\x78"])

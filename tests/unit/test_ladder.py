@@ -355,7 +355,6 @@ def test_without_a_gpu_only_worker_counts_are_measured_and_the_rest_is_named(pho
 
 
 @pytest.mark.slow
-@pytest.mark.slow
 def test_command_writes_figures_and_chart(
     photos: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

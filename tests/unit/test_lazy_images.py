@@ -173,7 +173,6 @@ def enhanced(change, kind=ImageEnhance.Contrast):
     return function
 
 
-SKEWED = [[1, 1], [8, 0], [9, 9], [0, 8]]
 FUNCTIONS = {
     "brightness": lambda image: functional.adjust_brightness(image, 1.7),
     "contrast": lambda image: functional.adjust_contrast(image, 0.3),

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import gc
 import io
 import os
 import threading
 import warnings
+import weakref
 import zipfile
 
 import pytest
@@ -16,7 +18,8 @@ from torch.utils.data import DataLoader, Subset
 
 from fastload import FastLoader
 from fastload._compare import same, same_bits
-from fastload.check.results import FallbackWarning
+from fastload.check.results import FallbackWarning, ParityResults
+from fastload.pipeline.recipe import read_recipe
 
 
 def test_bits_are_compared_with_type_and_layout():
@@ -135,6 +138,20 @@ def test_targets_that_differ_from_the_datasets_own_are_seen(files, native, diffe
 class Uncopied(Listed):
     def __reduce_ex__(self, protocol):
         raise TypeError("an open connection")
+
+
+def test_a_dataset_is_not_held_longer_than_its_failed_start(files):
+    results, loader = ParityResults(), FastLoader(Listed(files), device="cpu")
+    former = weakref.ref(loader.dataset)
+    recipe = read_recipe(loader.dataset)
+    with pytest.warns(FallbackWarning, match="no process"):
+        results.start_failed(loader, recipe, "no process")
+    assert results.not_started(loader, recipe) == "no process"
+    loader = recipe = None
+    assert former() is not None
+    results.forget_start()
+    gc.collect()
+    assert former() is None
 
 
 def test_what_cannot_be_started_natively_is_for_torch_to_refuse(files):

@@ -6,6 +6,8 @@ import gc
 import pickle
 import subprocess
 import sys
+import threading
+from types import SimpleNamespace
 
 import optional
 import pytest
@@ -88,12 +90,30 @@ def test_forked_workers_and_threads_read_alike(tmp_path):
     path = write(tmp_path / "photos", table_of(IMAGES), "parquet")
     dataset = ParquetImages(path, train_v1())
     dataset.encoded(0)
-    dataset._groups._lock.acquire()  # as if another thread were reading while workers are forked
+    lock = dataset._groups._kept.lock
+    lock.acquire()  # as if another thread were reading while workers are forked
     try:
         labels = [batch for _, batch in DataLoader(dataset, batch_size=4, num_workers=2)]
     finally:
-        dataset._groups._lock.release()
+        lock.release()
     assert torch.cat(labels).tolist() == list(range(23))
+
+
+def test_threads_may_read_first_at_the_same_time(tmp_path, monkeypatch):
+    """As those of a worker to which the dataset was pickled."""
+    dataset = pickle.loads(pickle.dumps(ParquetImages(write(tmp_path / "photos", table_of(IMAGES), "parquet"))))
+    found = []
+
+    def lock():  # between two lines of the first thread
+        monkeypatch.undo()
+        other = threading.Thread(target=lambda: found.append(dataset.encoded(5)))
+        other.start()
+        other.join(30)
+        return threading.Lock()
+
+    monkeypatch.setattr("fastload.sources.parquet.threading", SimpleNamespace(Lock=lock))
+    assert dataset.encoded(4) == (IMAGES[4], 4)
+    assert found == [(IMAGES[5], 5)]
 
 
 def test_row_groups_are_read_once(tmp_path, monkeypatch):
@@ -109,8 +129,8 @@ def test_row_groups_are_read_once(tmp_path, monkeypatch):
     for index in order:
         assert dataset.encoded(index) == (IMAGES[index], index)
     assert len(seen) == len(dataset.row_groups) == 6
-    assert dataset._groups._held_bytes == sum(column.nbytes for column in dataset._groups._kept.values())
-    assert dataset._groups._held_bytes <= dataset._groups._cache_bytes
+    kept = dataset._groups._kept
+    assert kept.nbytes == sum(column.nbytes for column in kept.groups.values()) <= dataset._groups._cache_bytes
     del seen[:], order
     gc.collect()
 

@@ -12,6 +12,7 @@ import torch
 import torchvision.transforms as v1
 from cases import check_each
 from photos import Encoded, assert_same, both, jpeg, photos_fixture, train_v1
+from plans import refusal
 from torch import nn
 from torch.utils.data import ConcatDataset, Subset
 from torchvision import datasets
@@ -22,7 +23,7 @@ from fastload import FastLoader
 from fastload.pipeline.datasets.arrays import OF_ARRAYS
 from fastload.pipeline.datasets.folders import OF_FILES, ORIGINALS, paths_of
 from fastload.pipeline.datasets.folders import locate as located
-from fastload.pipeline.recipe import Recipe, Refusal, read_recipe
+from fastload.pipeline.recipe import Recipe, read_recipe
 from fastload.pipeline.tail import without_tail
 
 NATIVE = {"device": "cpu", "engine": "native"}
@@ -33,12 +34,6 @@ root = photos_fixture(13)
 def check(dataset_of):
     arguments = {"batch_size": 3, "num_workers": 2, "shuffle": True}
     assert_same(*both(dataset_of, FastLoader, NATIVE, **arguments))
-
-
-def refusal(dataset) -> str:
-    result = read_recipe(dataset)
-    assert isinstance(result, Refusal)
-    return "; ".join(result.reasons)
 
 
 class Extended(ImageFolder):

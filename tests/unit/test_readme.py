@@ -153,6 +153,14 @@ def test_links_to_files_lead_somewhere() -> None:
             assert (page.parent / target).exists(), f"{page.name}: {target}"
 
 
+def test_source_files_and_folders_between_backticks_exist() -> None:
+    """Named from the checkout's root, the package's or the core's."""
+    for page in PAGES:
+        for path in re.findall(r"`(?![.])([\w.-]+/(?:[\w./-]*(?:/|\.(?:py|pyi|sh|cpp|h|cu)))?)`", page.read_text()):
+            known = "NAME" in path or any((base / path).exists() for base in (ROOT, ROOT / "fastload", ROOT / "csrc"))
+            assert known, f"{page.name}: {path}"
+
+
 def test_table_of_options_names_each_with_its_default() -> None:
     import inspect
 

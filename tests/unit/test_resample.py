@@ -46,17 +46,21 @@ def test_simd_levels_include_portable() -> None:
     assert native_shim.simd_levels()[0] == "portable"
 
 
-def test_a_library_is_compiled_again_when_its_source_or_a_flag_is_another(tmp_path: Path, monkeypatch) -> None:
+def test_a_library_is_compiled_again_when_a_source_a_header_or_a_flag_is_another(tmp_path: Path, monkeypatch) -> None:
     monkeypatch.setattr(native_shim, "ROOT", tmp_path)
-    source = tmp_path / "source.cpp"
-    source.write_text("int number() { return 1; }")
+    monkeypatch.setattr(native_shim, "CSRC", tmp_path)
+    source, header = tmp_path / "source.cpp", tmp_path / "number.h"
+    source.write_text('#include "number.h"\nint number() { return NUMBER; }')
+    header.write_text("#define NUMBER 1")
     first = native_shim.compiled([source])
     made = Path(first).stat().st_mtime_ns
     assert native_shim.compiled([source]) == first
     assert Path(first).stat().st_mtime_ns == made
     assert native_shim.compiled([source], "-O1") != first
-    source.write_text("int number() { return 2; }")
-    assert native_shim.compiled([source]) != first
+    header.write_text("#define NUMBER 2")
+    second = native_shim.compiled([source])
+    source.write_text("int number() { return 3; }")
+    assert len({first, second, native_shim.compiled([source])}) == 3
 
 
 @pytest.fixture(params=["portable", "avx2", "avx512"] if platform.machine() == "x86_64" else ["portable", "neon"])

@@ -154,6 +154,13 @@ def test_more_tensors_than_fit_one_message():
     assert [tensor[-1].item() for tensor in ours] == list(range(sending.FILES_MAX + 3))
 
 
+def test_content_that_finds_no_place_among_the_files_of_one_message_goes_in_it(monkeypatch):
+    monkeypatch.setattr(sending, "FILES_MAX", 1)
+    batch = Sent([torch.ones(LARGE), b"a" * 2 * sending.CONTENT_BYTES])
+    content, _, files = batch.__reduce__()[1]
+    assert (len(content) > sending.CONTENT_BYTES, files) == (True, 1)
+
+
 def none_left(*arguments):
     raise OSError(errno.EMFILE, "none left")
 
@@ -223,6 +230,17 @@ def test_files_that_do_not_arrive_are_an_error_of_too_many(monkeypatch):
     with pytest.raises(OSError, match=os.strerror(errno.EMFILE)) as raised:
         pickle.loads(message)
     assert raised.value.errno == errno.EMFILE
+
+
+def test_a_descriptor_of_torchs_that_does_not_arrive_is_raised_for_torch_to_explain(monkeypatch):
+    """Torch then says how to raise the limit of open files."""
+    kept = [torch.ones(LARGE)]
+    message = bytes(ForkingPickler.dumps(Sent(kept)))
+    reductions.shared_cache.clear()
+    receive = socket.socket.recvmsg
+    monkeypatch.setattr(socket.socket, "recvmsg", lambda near, size, _: receive(near, size))
+    with pytest.raises(RuntimeError, match="received 0 items of ancdata"):
+        pickle.loads(message)
 
 
 def test_a_call_that_writes_a_part_is_repeated(monkeypatch):

@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+import _thread
 import ctypes
 import faulthandler
 import os
@@ -13,6 +14,7 @@ import threading
 import time
 
 import pytest
+from interrupts import interrupted_at_every_opcode
 
 from fastload.torch_workers import signals
 from fastload.torch_workers.signals import Finalizer, deferred_signals, finalizer, usual_signals
@@ -357,6 +359,24 @@ def test_what_a_handler_raises_in_a_finalizer_is_raised_when_that_has_ended(make
     assert log == ["whole"]
 
 
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
+def test_an_interrupt_is_lost_only_where_a_finalizer_begins():
+    """Also one that comes when signals are not deferred any more."""
+    raised = []
+
+    def make():
+        held = Held(None)
+        Finalizer(held, int)
+        return [held]
+
+    interrupted_at_every_opcode(make, list.clear, lambda _, interrupted: raised.append(interrupted), stride=7)
+    uninterrupted, *first, last = raised
+    assert not uninterrupted
+    assert not last
+    assert first.count(False) <= 2
+    assert all(first[2:])
+
+
 def test_a_finalizer_that_hangs_is_interrupted_and_the_interrupt_raised(monkeypatch):
     monkeypatch.setattr(signals, "LONGEST_S", -1.0)
     monkeypatch.setattr(sys, "unraisablehook", lambda raised: log.append("printed"))
@@ -371,6 +391,37 @@ def test_a_finalizer_that_hangs_is_interrupted_and_the_interrupt_raised(monkeypa
         held.clear()
         time.sleep(WAIT_S)
     assert log == []
+
+
+def test_a_signal_that_no_thread_can_send_again_does_not_keep_later_ones(monkeypatch):
+    def no_thread(*arguments):
+        raise RuntimeError("can't start new thread")
+
+    def drop():
+        held = [Deleted(lambda: signal.raise_signal(signal.SIGINT))]
+        held.clear()
+
+    with monkeypatch.context() as patch:
+        patch.setattr(_thread, "start_new_thread", no_thread)
+        patch.setattr(sys, "unraisablehook", lambda raised: None)
+        drop()
+    with pytest.raises(KeyboardInterrupt):
+        drop()
+        time.sleep(WAIT_S)
+
+
+def test_a_forked_child_raises_what_its_own_finalizers_defer():
+    def drop():
+        held = [Deleted(lambda: signal.raise_signal(signal.SIGINT))]
+        held.clear()
+        time.sleep(WAIT_S)
+        return 0
+
+    signals.on_their_way.add(signal.SIGINT)  # about to be sent to the parent
+    try:
+        assert child(drop) == 1
+    finally:
+        signals.on_their_way.clear()
 
 
 def test_a_handler_that_raises_nothing_is_called_once_at_the_end_of_a_finalizer():

@@ -2,16 +2,24 @@
 
 from __future__ import annotations
 
+import builtins
+import random
 from collections import OrderedDict
 from types import ModuleType
 
 import numpy as np
 import pytest
 import torch
+import torchvision
 import torchvision.transforms as v1
-from photos import Encoded, train_v1
+import torchvision.transforms.v2 as v2
+from photos import Encoded, orders_v1, train_v1, train_v2
+from PIL import Image, ImageFile
 from stored import stored
 from torch.utils.data import ConcatDataset, Subset
+from torch.utils.data._utils import collate
+from torchvision.transforms.v2.functional import _geometry
+from torchvision.tv_tensors import _torch_function_helpers
 
 from fastload.pipeline.installed.stamp import RecipeStamp
 from fastload.pipeline.recipe import read_recipe
@@ -23,6 +31,15 @@ OTHERS.deeper.number = 1
 
 def helper(image):
     return image
+
+
+class Named:
+    number = 1
+
+
+class Target:
+    def __call__(self, target):
+        return target
 
 
 class Own:
@@ -37,7 +54,7 @@ class Own:
         return self.inner(image)
 
     def named(self):
-        return [self.of(lambda: (helper, OTHERS.deeper.number, Own.names)), OTHERS.settings]
+        return [self.of(lambda: (helper, OTHERS.deeper.number, Own.names)), OTHERS.settings, Named, copyright]
 
     def of(self, function):
         return function
@@ -46,7 +63,8 @@ class Own:
 def stamped(change=lambda dataset: None, transform=None):
     """Stamp an array dataset's recipe; return the dataset and the stamp."""
     dataset = stored("CIFAR10", count=6)
-    dataset.transform = v1.Compose([Own(v1.RandomHorizontalFlip()), *(transform or train_v1()).transforms])
+    dataset.transform = transform or v1.Compose([Own(v1.RandomHorizontalFlip()), *train_v1().transforms])
+    dataset.target_transform = None if transform else Target()  # which may not run beside all transforms
     change(dataset)
     recipe = read_recipe(dataset)
     return dataset, RecipeStamp(recipe, whole=True)
@@ -72,6 +90,19 @@ CHANGES = {
     "of a module": lambda dataset, patch: patch.setattr(OTHERS, "settings", []),
     "in a module": lambda dataset, patch: OTHERS.settings.append(2),
     "deeper": lambda dataset, patch: patch.setattr(OTHERS.deeper, "number", 2),
+    "class that is named": lambda dataset, patch: patch.setattr(Named, "number", 2),
+    "builtin": lambda dataset, patch: patch.setattr(builtins, "copyright", None),
+    "class of target_transform": lambda dataset, patch: patch.setattr(Target, "__len__", len, raising=False),
+    "Pillow's function": lambda dataset, patch: patch.setattr(Image, "fromarray", lambda array: None),
+    "Pillow's limit": lambda dataset, patch: patch.setattr(Image, "MAX_IMAGE_PIXELS", 1),
+    "files cut off": lambda dataset, patch: patch.setattr(ImageFile, "LOAD_TRUNCATED_IMAGES", True),
+    "image backend": lambda dataset, patch: patch.setattr(torchvision, "_image_backend", "accimage"),
+    "collated otherwise": lambda dataset, patch: patch.setitem(collate.default_collate_fn_map, int, list),
+    "another map": lambda dataset, patch: patch.setattr(collate, "default_collate_fn_map", {}),
+    "type returned": lambda dataset, patch: patch.setattr(_torch_function_helpers, "_TORCHFUNCTION_SUBCLASS", True),
+    "hook of all modules": lambda dataset, patch: patch.setitem(
+        torch.nn.modules.module._global_forward_hooks, 0, lambda *given: None
+    ),
     "dtype": lambda dataset, patch: patch.setattr(torch, "get_default_dtype", lambda: torch.float64),
 }
 
@@ -82,6 +113,67 @@ def test_a_change_breaks_a_stamp(name, monkeypatch):
     assert stamp.is_whole
     assert stamp.holds()
     CHANGES[name](dataset, monkeypatch)
+    assert not stamp.holds()
+
+
+def test_a_mode_breaks_a_stamp():
+    _, stamp = stamped()
+    with torch.device("meta"):
+        assert not stamp.holds()
+    assert stamp.holds()
+
+
+def contrast():
+    steps = [v2.ToImage(), v2.RandomResizedCrop(8), v2.ColorJitter(contrast=0.5), v2.ToDtype(torch.float32, scale=True)]
+    return v2.Compose(steps)
+
+
+@pytest.mark.parametrize(
+    ("transform", "holder", "name"),
+    [
+        (contrast, torch, "get_num_threads"),
+        (orders_v1, random, "random"),
+        (train_v2, _geometry, "horizontal_flip_image"),
+    ],
+)
+def test_what_only_some_transforms_use_counts_for_them(transform, holder, name, monkeypatch):
+    (_, without), (_, stamp) = stamped(), stamped(transform=transform())
+    assert stamp.holds()
+    monkeypatch.setattr(holder, name, lambda *given: 99)
+    assert without.holds()
+    assert not stamp.holds()
+
+
+def test_values_of_a_small_array_count():
+    held = np.zeros(3), torch.zeros(3, dtype=torch.bfloat16)
+    for array in held:
+        _, stamp = stamped(lambda dataset: setattr(own(dataset), "held", held))
+        assert stamp.holds()
+        array[1] = 1
+        assert not stamp.holds()
+
+
+def test_what_is_given_besides_counts():
+    entries, kind = {"engine": "auto"}, type("Loader", (), {})
+    recipe = read_recipe(stamped()[0])
+    for change in (lambda: entries.update(engine="torch"), lambda: setattr(kind, "_get_iterator", None)):
+        stamp = RecipeStamp(recipe, besides=[(entries, "engine")], types=[kind])
+        assert stamp.holds()
+        change()
+        assert not stamp.holds()
+
+
+class Listed(list):
+    tag = 0
+
+
+def test_attributes_of_a_list_count():
+    held = Listed([1])
+    held.tag = 1
+    _, stamp = stamped(lambda dataset: setattr(own(dataset), "held", held))
+    assert stamp.is_whole
+    assert stamp.holds()
+    held.tag = 2
     assert not stamp.holds()
 
 
@@ -135,6 +227,7 @@ class Asked(Encoded):
         np.zeros(2000),
         torch.zeros(2000),
         [*range(2000)],
+        [[[] for _ in range(900)] for _ in range(3)],
         {object()},
         OrderedDict(a=1, b=2),
         Slots(None),

@@ -92,8 +92,8 @@ def test_a_copy_of_the_loader_begins_with_what_auto_would_and_no_more_than_allow
     assert begun[0] == 2  # by the trial; whatever the consumer then shows, it may not be more
     assert {look.workers for look in tuning.looks} <= {1, 2}
     assert (tuning.engine, tuning.most, tuning.has_step) == ("torch", 2, True)
-    assert all(look.images_per_s > 0 and look.cost_s >= 0 and look.cores >= 0 for look in tuning.looks)
-    assert any(look.cost_s > 0 for look in tuning.looks)  # a look of 20 ms may see no whole batch
+    assert all(look.images_per_s > 0 and look.cost_s >= 0 for look in tuning.looks)
+    assert any(look.cost_s > 0 and look.cores > 0 for look in tuning.looks)  # a look of 20 ms may see no whole batch
     assert all(0 <= look.starved_share <= look.wait_share <= 1 for look in tuning.looks)
     assert all(len(batch) == 8 for batch in seen)
     assert loader.num_workers == num_workers

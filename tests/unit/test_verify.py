@@ -20,7 +20,7 @@ from torch.utils.data import DataLoader, Subset
 from torchvision.datasets import ImageFolder
 
 from fastload import FastLoader
-from fastload._compare import ComparedValues, difference
+from fastload._compare import ComparedValues, difference, same
 from fastload.autoscale import policy
 from fastload.autoscale.probe import Trial
 from fastload.commands import cli
@@ -312,6 +312,14 @@ class Grumpy(Opaque):
 Point = collections.namedtuple("Point", "x y")
 
 
+def nested(value, **layout):
+    return torch.nested.nested_tensor([torch.full((2,), float(value)), torch.zeros(3)], **layout)
+
+
+def quantized(scale):
+    return torch.quantize_per_tensor(torch.zeros(1), scale, 0, torch.quint8)
+
+
 @pytest.mark.parametrize(
     ("make", "other", "place"),
     [
@@ -332,13 +340,28 @@ Point = collections.namedtuple("Point", "x y")
         (lambda: array.array("d", [float("nan")]), lambda: array.array("d", [1.0]), "array"),
         (lambda: range(3), lambda: range(4), "range"),
         (lambda: torch.float32, lambda: torch.float16, "torch.float16"),
+        (lambda: torch.eye(2).to_sparse(), lambda: torch.zeros(2, 2).to_sparse(), "batch: tensor(indices"),
+        (lambda: torch.eye(2).to_sparse_csr(), lambda: torch.ones(2, 2).to_sparse_csr(), "batch: tensor(crow"),
+        (lambda: torch.tensor([1j]).conj(), lambda: torch.tensor([2j]).conj(), "batch[0]: -1j and -2j"),
+        (lambda: torch._neg_view(torch.ones(1)), lambda: torch._neg_view(torch.zeros(1)), "batch[0]: -1.0 and -0.0"),
+        (lambda: nested(1), lambda: nested(2), "batch: nested_tensor"),
+        (lambda: nested(1, layout=torch.jagged), lambda: nested(2, layout=torch.jagged), "batch: NestedTensor"),
+        (lambda: quantized(0.5), lambda: quantized(0.25), "scale=0.25"),
     ],
 )
+@pytest.mark.filterwarnings("ignore:.*prototype:UserWarning", "ignore:.*(beta|invariant|quantized):UserWarning")
 def test_every_kind_of_batch_is_walked_through(make, other, place):
     seen = ComparedValues()
     assert difference(make(), make(), compared=seen) is None
     assert (seen.values > 0, seen.opaque) == (True, [])
     assert place in difference(make(), other())
+
+
+def test_samples_are_the_same_whose_objects_hold_the_same_tensors():
+    assert same(Opaque(torch.ones(9)[2:5]), Opaque(torch.ones(9)[2:5]))
+    assert not same(Opaque(torch.tensor([0.0])), Opaque(torch.tensor([-0.0])))
+    assert not same(Opaque(torch.ones(1, dtype=torch.int32)), Opaque(torch.ones(1, dtype=torch.uint32)))
+    assert not same(Opaque(lambda: None), Opaque(lambda: None))  # of which nothing is known
 
 
 @pytest.mark.parametrize("kind", [Opaque, Grumpy])

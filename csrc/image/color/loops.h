@@ -49,39 +49,51 @@ struct BlendWithGray {
   }
 };
 
+struct PillowGray {
+  using Level = std::uint8_t;
+  FASTLOAD_TARGET static void of(const Planes& planes, Level* gray) { gray_of(planes, gray); }
+};
+
+// torchvision's of a tensor, before it is truncated. torch fuses add_(b, alpha=a) into one rounding.
+struct TorchGray {
+  using Level = std::int32_t;
+  FASTLOAD_TARGET static void of(const Planes& planes, Level* gray) {
+    for (int i = 0; i < kBlock; ++i) {
+      const float red = static_cast<float>(planes.red[i]) * 0.2989f;
+      const float both = std::fma(static_cast<float>(planes.green[i]), 0.587f, red);
+      gray[i] = static_cast<std::int32_t>(std::fma(static_cast<float>(planes.blue[i]), 0.114f, both));
+    }
+  }
+};
+
+template <typename Gray>
 struct ToGrayscale {
   FASTLOAD_TARGET void operator()(std::uint8_t* bytes) {
     Planes planes;
+    alignas(32) typename Gray::Level gray[kBlock];
     split(bytes, planes);
-    gray_of(planes, planes.red);
+    Gray::of(planes, gray);
+    for (int i = 0; i < kBlock; ++i) planes.red[i] = static_cast<std::uint8_t>(gray[i]);
     std::memcpy(planes.green, planes.red, kBlock);
     std::memcpy(planes.blue, planes.red, kBlock);
     merge(planes, bytes);
   }
 };
 
+template <typename Gray>
 struct SumOfGray {
   std::uint64_t sum = 0;
 
   FASTLOAD_TARGET void operator()(const std::uint8_t* bytes) {
     Planes planes;
-    alignas(32) std::uint8_t gray[kBlock];
+    alignas(32) typename Gray::Level gray[kBlock];
     split(bytes, planes);
-    gray_of(planes, gray);
+    Gray::of(planes, gray);
     int block = 0;
     for (int i = 0; i < kBlock; ++i) block += gray[i];
     sum += static_cast<std::uint64_t>(block);
   }
 };
-
-// torchvision's gray of a tensor, before it is truncated. torch fuses add_(b, alpha=a) into one rounding.
-FASTLOAD_TARGET inline void torch_gray_of(const Planes& planes, std::int32_t* gray) {
-  for (int i = 0; i < kBlock; ++i) {
-    const float red = static_cast<float>(planes.red[i]) * 0.2989f;
-    const float both = std::fma(static_cast<float>(planes.green[i]), 0.587f, red);
-    gray[i] = static_cast<std::int32_t>(std::fma(static_cast<float>(planes.blue[i]), 0.114f, both));
-  }
-}
 
 struct TorchBlendWithGray {
   float factor;
@@ -91,7 +103,7 @@ struct TorchBlendWithGray {
     Planes planes;
     alignas(32) std::int32_t gray[kBlock];
     split(bytes, planes);
-    torch_gray_of(planes, gray);
+    TorchGray::of(planes, gray);
     blend_plane(gray, planes.red);
     blend_plane(gray, planes.green);
     blend_plane(gray, planes.blue);
@@ -106,33 +118,6 @@ struct TorchBlendWithGray {
       value = value < 255.0f ? value : 255.0f;
       plane[i] = static_cast<std::uint8_t>(static_cast<int>(value));
     }
-  }
-};
-
-struct TorchToGrayscale {
-  FASTLOAD_TARGET void operator()(std::uint8_t* bytes) {
-    Planes planes;
-    alignas(32) std::int32_t gray[kBlock];
-    split(bytes, planes);
-    torch_gray_of(planes, gray);
-    for (int i = 0; i < kBlock; ++i) planes.red[i] = static_cast<std::uint8_t>(gray[i]);
-    std::memcpy(planes.green, planes.red, kBlock);
-    std::memcpy(planes.blue, planes.red, kBlock);
-    merge(planes, bytes);
-  }
-};
-
-struct TorchSumOfGray {
-  std::uint64_t sum = 0;
-
-  FASTLOAD_TARGET void operator()(const std::uint8_t* bytes) {
-    Planes planes;
-    alignas(32) std::int32_t gray[kBlock];
-    split(bytes, planes);
-    torch_gray_of(planes, gray);
-    int block = 0;
-    for (int i = 0; i < kBlock; ++i) block += gray[i];
-    sum += static_cast<std::uint64_t>(block);
   }
 };
 
@@ -200,13 +185,15 @@ FASTLOAD_TARGET void shift_hue(std::uint8_t shift, Image image) {
   for_each_block(image, step);
 }
 
+template <typename Gray>
 FASTLOAD_TARGET void to_grayscale(Image image) {
-  ToGrayscale step;
+  ToGrayscale<Gray> step;
   for_each_block(image, step);
 }
 
+template <typename Gray>
 FASTLOAD_TARGET std::uint64_t sum_of_gray(ConstImage image) {
-  SumOfGray step;
+  SumOfGray<Gray> step;
   for_each_block(image, step);
   return step.sum;
 }
@@ -214,17 +201,6 @@ FASTLOAD_TARGET std::uint64_t sum_of_gray(ConstImage image) {
 FASTLOAD_TARGET void torch_blend_with_gray(float factor, float share, Image image) {
   TorchBlendWithGray step{factor, share};
   for_each_block(image, step);
-}
-
-FASTLOAD_TARGET void torch_to_grayscale(Image image) {
-  TorchToGrayscale step;
-  for_each_block(image, step);
-}
-
-FASTLOAD_TARGET std::uint64_t torch_sum_of_gray(ConstImage image) {
-  TorchSumOfGray step;
-  for_each_block(image, step);
-  return step.sum;
 }
 
 FASTLOAD_TARGET Bounds bounds(ConstImage image) {
@@ -287,9 +263,16 @@ FASTLOAD_TARGET void blend_with_smooth(float factor, Image image) {
   }
 }
 
-constexpr ColorKernels kLoops = {apply_table,       blend_with_gray, blend_with_smooth,     shift_hue,
-                                 to_grayscale,      sum_of_gray,     torch_blend_with_gray, torch_to_grayscale,
-                                 torch_sum_of_gray, bounds};
+constexpr ColorKernels kLoops = {apply_table,
+                                 blend_with_gray,
+                                 blend_with_smooth,
+                                 shift_hue,
+                                 to_grayscale<PillowGray>,
+                                 sum_of_gray<PillowGray>,
+                                 torch_blend_with_gray,
+                                 to_grayscale<TorchGray>,
+                                 sum_of_gray<TorchGray>,
+                                 bounds};
 
 }  // namespace
 }  // namespace fastload

@@ -192,7 +192,7 @@ def check_native_core() -> Check:
     return check
 
 
-_LIBRARY: Final = re.compile(r"lib(jpeg|turbojpeg|webp|deflate|z|z-ng)[.-].*")
+_LIBRARY: Final = re.compile(r"lib(jpeg|turbojpeg|webp|z|z-ng)[.-].*")
 """Files of the libraries that decode images; each package may bring its own, with a hash in the name."""
 
 

@@ -41,11 +41,6 @@ class MachineReport:
         return all(check.status != "missing" for check in self.checks)
 
     @property
-    def problems(self) -> tuple[Check, ...]:
-        """The checks that need attention, each with its remedy."""
-        return tuple(check for check in self.checks if check.status in ("warning", "missing"))
-
-    @property
     def remedies(self) -> tuple[Check, ...]:
         """Every check with a remedy, the most urgent first."""
         urgency = list(_COLOURS)

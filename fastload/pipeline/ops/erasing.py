@@ -18,7 +18,7 @@ from fastload.pipeline.errors import Refused, name_of
 from fastload.pipeline.installed.timm import MODULES, check_same_erasing
 from fastload.pipeline.installed.torch_stream import calibrate_stream
 from fastload.pipeline.nodes import is_v2
-from fastload.pipeline.ops import timm as ops_timm
+from fastload.pipeline.ops import timm
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
@@ -74,7 +74,7 @@ def read_erasing(
     """
     name = name_of(step)
     if type(step).__module__ in MODULES:
-        node = ops_timm.erasing(step)
+        node = timm.erasing(step)
         erasing = _with_values(step, node[1]["noise"], before, after)
         check_same_erasing(step, node, erasing.patches)
         return erasing, node

@@ -1,7 +1,8 @@
 """Readers of torchvision's v2 transforms where images are uint8 tensors: other bits than Pillow's.
 
 torch computes in float32, and rounds once where its kernels fuse a multiplication and an addition. Steps are named
-``torch_...``; each is compared with the installed torchvision before it is used (:mod:`fastload.pipeline.installed.steps`).
+``torch_...``; each is compared with the installed torchvision before it is used
+(:mod:`fastload.pipeline.installed.steps`).
 """
 
 from __future__ import annotations

@@ -124,11 +124,30 @@ def kernel_source(file: str) -> str: ...  # the text of a file in csrc/gpu/kerne
 # called once, when no thread adds files any more, and returns parts of the batch whose intermediate results take at
 # most so many bytes: (first image, images, byte of the work list, its items, bytes of coefficients, other bytes, most
 # columns and rows of regions, and of results, whether any image's columns are resized first, and has steps).
+class FoundPoints:
+    # Notes one more file in the index. Thread-safe.
+    def learn(self, index: JpegIndex) -> None: ...
+    # Whether none is left.
+    @property
+    def done(self) -> bool: ...
+
 class Staging:
     bytes_per_image: ClassVar[int]
     table_bytes: ClassVar[int]
-    # Each `views` images in a row may be views of one file, which is decoded once.
-    def __init__(self, memory: _Array, images: int, views: int = ...) -> None: ...
+    find_table_bytes: ClassVar[int]
+    # Each `views` images in a row may be views of one file, which is decoded once. `new_file` says what is done with a
+    # file whose points the index does not know: "refuse" leaves it to the threads, "scan" lets them look for points,
+    # "find" the kernels. Samples behind the first `most_samples` are left to the threads. These also note in the index
+    # what was `found` in an earlier batch.
+    def __init__(
+        self,
+        memory: _Array,
+        images: int,
+        views: int = ...,
+        new_file: str = ...,
+        most_samples: int | None = ...,
+        found: FoundPoints | None = ...,
+    ) -> None: ...
     # One byte per image: whether it is in here.
     def has(self) -> bytes: ...
     # The image whose data it is decoded from.
@@ -138,8 +157,17 @@ class Staging:
     # Once finished: where the sets of codes begin, and their number.
     @property
     def codes(self) -> tuple[int, int]: ...
+    # Once finished, of images whose points are to be found: how many; where their work begins, and how many blocks of
+    # threads do it; bytes of intermediate results; bytes of their points, behind the used ones.
+    @property
+    def search(self) -> tuple[int, int, int, int, int]: ...
+    # What kernels have found; `bad` is an int32 for each image.
+    def found(self, points: _Array, bad: _Array) -> FoundPoints: ...
     @property
     def used(self) -> int: ...
+    # How many of its files the index did not know.
+    @property
+    def new_files(self) -> int: ...
     # The bytes that all files together would have taken.
     @property
     def wanted(self) -> int: ...

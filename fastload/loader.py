@@ -95,9 +95,8 @@ class FastLoader(LoaderConfig[T_co]):
         jpeg_index: What ``fastload index`` has written: then the first epoch begins within files, too. ``None`` takes
             ``fastload.index`` in the dataset's ``root``, if it is there and can be used; the plan says so.
         decode: Where the native engine decodes JPEG files, with the same bits. ``"auto"``: on decode threads while they
-            keep the GPU fed, else, batch by batch, on the GPU. It decodes baseline files that the index knows (so in
-            the first epoch only with ``jpeg_index``), and runs their transforms. ``"cpu"``: on threads only.
-            ``"gpu"``: on the GPU whatever it can; raises if it can decode none.
+            keep the GPU fed, else, batch by batch, on the GPU. It decodes baseline files, and runs their transforms.
+            ``"cpu"``: on threads only. ``"gpu"``: on the GPU whatever it can; raises if it can decode none.
         exact: ``False`` also runs natively what has the same bits only at torch's pace: torchvision's ``GaussianBlur``,
             at most 1 of 256 levels off. The plan names it.
 

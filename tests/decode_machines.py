@@ -1,4 +1,4 @@
-"""Simulate machines on which decode threads or a GPU decode.
+"""Simulate machines on which decode threads or a GPU decode, and either finds the way into new files.
 
 What is simulated is what ``native/pipeline.py`` and ``device/transfer.py`` do: up to three batches are with the
 threads, which serve them in order; one batch is finished before it is requested; its copy waits while the consumer is
@@ -13,7 +13,7 @@ from collections import deque
 from dataclasses import dataclass, field, replace
 from typing import Protocol
 
-from fastload.device.decode.policy import DecodedBatch
+from fastload.device.decode.policy import DecodedBatch, Side, probed_of
 
 IN_FLIGHT = 3
 FIRST_TIMED, TIMED_PER_S = 16, 20
@@ -21,21 +21,21 @@ FIRST_TIMED, TIMED_PER_S = 16, 20
 
 class Policy(Protocol):
     def begin(self) -> None: ...
-    def choose(self) -> bool: ...
+    def choose(self) -> tuple[Side, bool]: ...
     def note(self, made: DecodedBatch, clock: object = None) -> None: ...
 
 
 class Always:
     """Decodes all batches on one side."""
 
-    def __init__(self, on_gpu: bool) -> None:
-        self.on_gpu = on_gpu
+    def __init__(self, side: Side) -> None:
+        self.side = side
 
     def begin(self) -> None:
         pass
 
-    def choose(self) -> bool:
-        return self.on_gpu
+    def choose(self) -> tuple[Side, bool]:
+        return self.side, False
 
     def note(self, made: DecodedBatch, clock: object = None) -> None:
         pass
@@ -60,13 +60,16 @@ class Machine:
         bursts: Share of batches whose files take ten times as long to read.
         read_s: A thread's time to read a file, on either side.
         images: Of a batch.
-        indexed_at: First batch whose files the index knows.
+        decodable_at: First batch whose files the GPU can decode.
+        new_until: First batch of the others, whose files are not new.
+        find_s: The GPU's time to find its way into a batch of new files.
+        scan_s: A thread's time to scan a new file.
         pauses: Batches before which the consumer does something else for two seconds.
         later: From which batches on another machine takes its place.
         epochs_of: Batches of an epoch.
         unseen: The share by which threads take longer than their work on a batch says.
         times_kernels: Whether the policy is told ``kernel_s``.
-        forgotten: From and until which batch the index knows no files.
+        undecodable: From and until which batch the GPU can decode no files.
         seed: Of the noise.
     """
 
@@ -84,18 +87,22 @@ class Machine:
     bursts: float = 0.0
     read_s: float = 10e-6
     images: int = 256
-    indexed_at: int = 0
+    decodable_at: int = 0
+    new_until: int = 0
+    find_s: float = 1.1e-3
+    scan_s: float = 300e-6
     pauses: tuple[int, ...] = ()
     later: tuple[tuple[int, Machine], ...] = ()
     epochs_of: int = 10**9
     unseen: float = 0.0
     times_kernels: bool = True
-    forgotten: tuple[int, int] = (0, 0)
+    undecodable: tuple[int, int] = (0, 0)
     seed: int = 0
 
-    def knows(self, batch: int) -> bool:
-        """Whether the index knows a batch's files."""
-        return batch >= self.indexed_at and not self.forgotten[0] <= batch < self.forgotten[1]
+    def decodes(self, batch: int, side: Side) -> bool:
+        """Whether the GPU decodes a batch."""
+        decodable = batch >= self.decodable_at and not self.undecodable[0] <= batch < self.undecodable[1]
+        return decodable and side != "threads"
 
     def at(self, batch: int) -> Machine:
         """The machine that it is for a batch."""
@@ -113,10 +120,14 @@ class Run:
     Attributes:
         ends: When the device had finished each batch.
         sides: Whether the GPU decoded each.
+        chosen: The sides that were chosen.
+        probes: Batches of which threads decoded a part.
     """
 
     ends: list[float] = field(default_factory=list)
     sides: list[bool] = field(default_factory=list)
+    chosen: list[Side] = field(default_factory=list)
+    probes: list[int] = field(default_factory=list)
 
     @property
     def changes(self) -> int:
@@ -137,7 +148,7 @@ def run(machine: Machine, policy: Policy, batches: int) -> Run:
     claimed = [0.0]  # when the batches were taken; the first is no batch
     ends = [0.0] * 3
     host_free = 0.0
-    in_flight: deque[tuple[int, bool, float, float]] = deque()
+    in_flight: deque[tuple[int, Side, int, float, float]] = deque()
     submitted = 0
     issued_last = 0.0
     clock = Clock()
@@ -150,16 +161,21 @@ def run(machine: Machine, policy: Policy, batches: int) -> Run:
         now = machine.at(number)
         while submitted < submitted_end and len(in_flight) < IN_FLIGHT:
             then = machine.at(submitted)
-            offered = policy.choose()
-            on_gpu = offered and machine.knows(submitted)
+            side, probes = policy.choose()
+            on_gpu = machine.decodes(submitted, side)
+            probed = probed_of(then.images) if probes and on_gpu else 0
             _, busy, burst = factors[submitted]
-            each_s = (then.stage_s if on_gpu else then.decode_s) + then.read_s * (10 if burst < then.bursts else 1)
+            stage_s = then.stage_s + (then.scan_s if side == "scan" and submitted < then.new_until else 0.0)
+            share = 1 - probed / then.images if on_gpu else 0.0
+            each_s = share * stage_s + (1 - share) * then.decode_s
+            each_s += then.read_s * (10 if burst < then.bursts else 1)
             work_s = each_s * then.images * busy
             pool_free = max(pool_free, pipeline_free) + work_s * (1.0 + then.unseen) / then.threads
-            in_flight.append((submitted, offered, pool_free, work_s))
+            in_flight.append((submitted, side, probed, pool_free, work_s))
             submitted += 1
-        _, offered, done, work_s = in_flight.popleft()
-        on_gpu = offered and machine.knows(number)
+        _, side, probed, done, work_s = in_flight.popleft()
+        on_gpu, is_new = machine.decodes(number, side), number < now.new_until
+        kernel_s = 0.0 if not on_gpu else now.kernel_s + (now.find_s if is_new and side == "find" else 0.0)
         step, _, _ = factors[number]
         begun = max(pipeline_free, claimed[-1] if number % machine.epochs_of else 0.0)
         blocked_s = begun - pipeline_free
@@ -167,7 +183,7 @@ def run(machine: Machine, policy: Policy, batches: int) -> Run:
         room = max(decoded, ends[-3])
         blocked_s += room - decoded
         issued = room + now.finish_s
-        ready = max(issued, link_free) + 1e-3 + (now.kernel_s if on_gpu else 0.0)
+        ready = max(issued, link_free) + 1e-3 + kernel_s
         link_free = ready
         pause_s = 2.0 if number in machine.pauses else 0.0
         asks = (ends[-1] if now.synchronizes else host_free) + pause_s
@@ -176,26 +192,31 @@ def run(machine: Machine, policy: Policy, batches: int) -> Run:
         host_s = now.host_s * (1.0 if on_gpu else 1.0 + now.slows_host)
         host_free = taken + host_s
         begins = max(ends[-1], ready, taken)
-        length_s = now.step_s * step + (now.beside * now.kernel_s if on_gpu else 0.0)
+        length_s = now.step_s * step + now.beside * kernel_s
         end = max(begins + length_s, host_free)
         clock.step(number, ends[-1], ready, end, issued)
         ends.append(end)
         result.ends.append(end)
         result.sides.append(on_gpu)
+        result.chosen.append(side)
+        if probed:
+            result.probes.append(number)
         interval_s = issued - issued_last if issued_last else 0.0
         issued_last = pipeline_free = issued
         clock.pass_to(issued)
         images = now.images
         policy.note(
             DecodedBatch(
-                offered,
+                side,
                 images,
-                images if on_gpu else 0,
+                images - probed if on_gpu else 0,
+                images - probed if on_gpu and is_new else 0,
                 interval_s,
                 blocked_s,
                 work_s,
                 now.threads,
-                now.kernel_s if on_gpu and now.times_kernels else 0.0,
+                kernel_s if now.times_kernels else 0.0,
+                probed,
             ),
             clock.totals,
         )
@@ -232,13 +253,13 @@ class Clock:
 
 
 def lost(machine: Machine, policy: Policy, batches: int) -> tuple[float, float, Run]:
-    """The shares by which a policy is behind the better side.
+    """The shares by which a policy is behind the best side.
 
     Returns:
         That of all batches, that of the first 200, and the policy's run.
     """
     got = run(machine, policy, batches)
-    sides = [run(machine, Always(on_gpu), batches) for on_gpu in (False, True)]
+    sides = [run(machine, Always(side), batches) for side in ("threads", "find", "scan")]
     best = min(sides, key=lambda side: side.ends[-1])
     first = min(batches, 200) - 1
     early = min(side.ends[first] for side in sides)

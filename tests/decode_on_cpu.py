@@ -211,7 +211,7 @@ class KernelsOnCpu:
                 self._launch(launch)
             for block in blocks:
                 assert set(block[:_MARGIN].tolist() + block[-_MARGIN:].tolist()) == {0xA5}
-        self.found = memory[staging.used :]
+        self.points, self.bad = memory[staging.used :], bad  # the points that were found
         has = staging.has()
         return [image for image in range(images) if has[image] and bad[staging.owner(image)]]
 

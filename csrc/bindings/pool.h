@@ -13,6 +13,7 @@
 #include <nanobind/ndarray.h>
 
 #include "bindings/bindings.h"
+#include "gpu/found_points.h"
 #include "gpu/staging.h"
 #include "pool/pool.h"
 

@@ -1,5 +1,11 @@
+#include <memory>
+#include <optional>
 #include <string>
 #include <utility>
+
+#include <nanobind/stl/optional.h>
+#include <nanobind/stl/shared_ptr.h>
+#include <nanobind/stl/string.h>
 
 #include "bindings/pool.h"
 
@@ -8,15 +14,34 @@ using namespace nb::literals;
 
 namespace fastload {
 
+namespace {
+
+using Flags = nb::ndarray<const std::int32_t, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
+
+NewFile new_file_of(const std::string& name) {
+  if (name == "refuse") return NewFile::refuse;
+  if (name == "scan") return NewFile::scan;
+  if (name == "find") return NewFile::find;
+  throw nb::value_error("new_file must be 'refuse', 'scan' or 'find'");
+}
+
+}  // namespace
+
 void bind_staging(nb::module_& m) {
+  nb::class_<FoundPoints>(m, "FoundPoints")
+      .def("learn", &FoundPoints::learn, "index"_a, nb::call_guard<nb::gil_scoped_release>())
+      .def_prop_ro("done", &FoundPoints::done);
   nb::class_<BoundStaging>(m, "Staging")
       .def(
           "__init__",
-          [](BoundStaging* self, StagingMemory memory, std::size_t images, std::size_t views, bool finds) {
-            auto staging = std::make_shared<Staging>(memory.data(), memory.size(), images, views, finds);
+          [](BoundStaging* self, StagingMemory memory, std::size_t images, std::size_t views,
+             const std::string& new_file, std::optional<std::size_t> most_samples, std::shared_ptr<FoundPoints> found) {
+            auto staging = std::make_shared<Staging>(memory.data(), memory.size(), images, views, new_file_of(new_file),
+                                                     most_samples.value_or(images), std::move(found));
             new (self) BoundStaging{std::move(staging), std::move(memory)};
           },
-          "memory"_a.noconvert(), "images"_a, "views"_a = 1, "finds"_a = false)
+          "memory"_a.noconvert(), "images"_a, "views"_a = 1, "new_file"_a = "refuse", "most_samples"_a = nb::none(),
+          "found"_a = nb::none())
       .def("has",
            [](const BoundStaging& self) {
              std::string flags(self.staging->size(), '\0');
@@ -57,17 +82,17 @@ void bind_staging(nb::module_& m) {
                                            search.point_bytes);
                    })
       .def(
-          "learn",
-          [](const BoundStaging& self, std::size_t image, const StagingMemory& found, JpegIndex& index) {
-            if (image >= self.staging->size()) throw nb::index_error("image out of range");
-            if (found.size() < self.staging->search().point_bytes) {
-              throw nb::value_error("found must be as large as the search says");
+          "found",
+          [](const BoundStaging& self, const StagingMemory& points, const Flags& bad) {
+            const Staging& staging = *self.staging;
+            if (points.size() < staging.search().point_bytes || bad.size() != staging.size()) {
+              throw nb::value_error("points and bad must be as large as the search and the batch");
             }
-            const nb::gil_scoped_release unlocked;
-            return self.staging->learn(image, found.data(), index);
+            return staging.found(points.data(), bad.data());
           },
-          "image"_a, "found"_a.noconvert(), "index"_a)
+          "points"_a.noconvert(), "bad"_a.noconvert())
       .def_prop_ro("used", [](const BoundStaging& self) { return self.staging->used(); })
+      .def_prop_ro("new_files", [](const BoundStaging& self) { return self.staging->new_files(); })
       .def_prop_ro("wanted", [](const BoundStaging& self) { return self.staging->wanted(); })
       .def_prop_ro(
           "codes",

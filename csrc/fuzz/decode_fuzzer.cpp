@@ -94,7 +94,7 @@ void stage(const Input& input, const JpegHeader& header, Geometry geometry, Samp
   options.width = geometry.window.width;
   ByteSource source(input.data, input.size);
   StagedImage image;
-  if (!stage_sample(source, header, geometry, options, stager, StagedData::of_crop, false, image)) return;
+  if (!stage_sample(source, header, geometry, options, stager, StagedData::of_crop, NewFile::refuse, image)) return;
   std::vector<std::uint8_t> bytes(stager.bytes());
   if (!stager.write(source, bytes.data(), 0, image)) return;
   demand(image.data + std::size_t{image.data_bytes} <= bytes.size(), "a staged scan lies within its bytes");

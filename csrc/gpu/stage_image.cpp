@@ -95,6 +95,17 @@ bool ImageStager::prepare_rows(ByteSource& source, const CodedPoints& known, con
   return data_bytes_ <= source.size() + (mcus.last_row - mcus.first_row + 1);
 }
 
+// Empty if the scan is not sound.
+std::vector<std::uint8_t> ImageStager::scan_for_points(ByteSource& source) {
+  static thread_local ScanDecoder decoder;
+  static thread_local PointRecorder recorder;
+  const Scan& scan = baseline_.scan;
+  recorder.begin(scan, CodedPoints());
+  const bool is_sound = decoder.start(source, scan, 0, CodedPoints(), recorder) &&
+                        decoder.skip(std::uint64_t{scan.mcu_columns} * scan.mcu_rows) && decoder.finish();
+  return is_sound ? recorder.encode(scan.mcu_rows) : std::vector<std::uint8_t>();
+}
+
 // The whole scan's data, whose points are to be found.
 bool ImageStager::prepare_to_find(ByteSource& source, StagedImage& image) {
   const Scan& scan = baseline_.scan;
@@ -116,7 +127,7 @@ bool ImageStager::prepare_to_find(ByteSource& source, StagedImage& image) {
 }
 
 bool ImageStager::prepare_scan(ByteSource& source, const JpegHeader& header, const Region& region, JpegIndex* index,
-                               bool finds, StagedImage& image) {
+                               NewFile new_file, StagedImage& image) {
   if (!read_baseline(source, header, tables_, baseline_)) return false;
   const Scan& scan = baseline_.scan;
   const McuWindow mcus =
@@ -127,9 +138,14 @@ bool ImageStager::prepare_scan(ByteSource& source, const JpegHeader& header, con
     if (!index->key_of(source, key_)) return false;
     points = index->find(key_);
   }
-  const bool knows =
-      points != nullptr && known.open(points->data(), points->size(), scan) && mcus.checked_row < known.rows();
-  if ((!knows && !finds) || !stage_codes(scan, codes_, image)) return false;
+  bool knows = points != nullptr && known.open(points->data(), points->size(), scan) && mcus.checked_row < known.rows();
+  is_new_ = !knows;
+  std::vector<std::uint8_t> scanned;
+  if (!knows && new_file == NewFile::scan && index != nullptr && PointRecorder::takes(scan)) {
+    scanned = scan_for_points(source);
+    knows = known.open(scanned.data(), scanned.size(), scan);
+  }
+  if ((!knows && new_file != NewFile::find) || !stage_codes(scan, codes_, image)) return false;
   image.components = scan.components;
   image.across = scan.component[0].columns;
   image.down = scan.component[0].rows;
@@ -142,6 +158,8 @@ bool ImageStager::prepare_scan(ByteSource& source, const JpegHeader& header, con
   intervals_ = 0;
   if (!(knows ? prepare_rows(source, known, mcus) : prepare_to_find(source, image))) return false;
   if (knows) image.points_in_row = static_cast<int>(segments_) + 1;
+  JpegIndex::Key now;
+  if (!scanned.empty() && index->key_of(source, now) && now == key_) index->keep(key_, std::move(scanned));
   for (int c = 0; c < scan.components; ++c) {
     std::copy(baseline_.quantization[c].begin(), baseline_.quantization[c].end(), image.quantization[c]);
   }
@@ -149,8 +167,9 @@ bool ImageStager::prepare_scan(ByteSource& source, const JpegHeader& header, con
 }
 
 bool ImageStager::prepare(ByteSource& source, const JpegHeader& header, const Region& crop, const ResizeJob& job,
-                          JpegIndex* index, StagedData data, bool finds, StagedImage& image) {
+                          JpegIndex* index, StagedData data, NewFile new_file, StagedImage& image) {
   image = StagedImage{};
+  is_new_ = false;
   steps_.clear();
   if (!uses_own_decoder()) return false;
   axes_ = axis_tables(job);
@@ -169,7 +188,7 @@ bool ImageStager::prepare(ByteSource& source, const JpegHeader& header, const Re
   if (data == StagedData::shared) {
     points_.clear();
     data_bytes_ = intervals_ = 0;
-  } else if (!prepare_scan(source, header, region, index, finds, image)) {
+  } else if (!prepare_scan(source, header, region, index, new_file, image)) {
     return false;
   }
   image.image_width = static_cast<int>(header.width);
@@ -285,27 +304,6 @@ bool ImageStager::write(ByteSource& source, std::uint8_t* memory, std::size_t at
   image.data_bytes = static_cast<unsigned>(data_ - to);
   std::memset(data_, 0, kZeros);
   return true;
-}
-
-std::vector<std::uint8_t> coded(const StagedPoint* found, const Scan& scan) {
-  if (!PointRecorder::takes(scan)) return {};
-  PointRecorder recorder;
-  recorder.begin(scan, CodedPoints());
-  std::uint64_t stuffed = 0, before = 0;
-  for (std::uint64_t mcu = 0; mcu < std::uint64_t{scan.mcu_columns} * scan.mcu_rows;
-       mcu = recorder.next_mcu(), ++found) {
-    if (found->bit < before) return {};
-    before = found->bit;
-    stuffed += found->stuffed;
-    const std::uint64_t restarts = scan.restart_interval == 0 ? 0 : mcu / scan.restart_interval;
-    ScanPoint point;
-    point.mcu = mcu;
-    point.byte = static_cast<std::size_t>(scan.data_at + found->bit / 8 + stuffed + 2 * restarts);
-    point.bit = static_cast<int>(found->bit % 8);
-    std::copy(std::begin(found->predictors), std::end(found->predictors), point.predictors);
-    recorder.add(point);
-  }
-  return recorder.encode(scan.mcu_rows);
 }
 
 }  // namespace fastload

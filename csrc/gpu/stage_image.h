@@ -28,17 +28,25 @@ enum class StagedData {
   shared,  // nothing: another image has it
 };
 
+// What is done with a file whose points the index does not know.
+enum class NewFile {
+  refuse,  // threads decode it
+  scan,    // its points are noted in the index first, without making pixels
+  find,    // kernels find its points
+};
+
 // Prepares one image at a time, in two steps, so that it is written once, where it stays. Not thread-safe.
 class ImageStager {
  public:
   // Finds what the kernels need to decode and resize as `job` says, whose source is `crop` of the image and is resized
   // as a whole; `image` is complete but for the offsets. False if the file has to be decoded here: the core does not
-  // decode it, or the index lacks points for it and the kernels are not to find them. `index` may be null then. Throws
+  // decode it, or refuses new files and this is one. `index` may be null: then all files are new. Throws
   // std::bad_alloc.
   bool prepare(ByteSource& source, const JpegHeader& header, const Region& crop, const ResizeJob& job, JpegIndex* index,
-               StagedData data, bool finds, StagedImage& image);
-  // Whether the kernels find the prepared image's points; the index then knows the file by key(), if there is one.
-  bool finds() const { return intervals_ > 0; }
+               StagedData data, NewFile new_file, StagedImage& image);
+  // Whether the prepared image's file is new.
+  bool is_new() const { return is_new_; }
+  // The file's key in the index, if there is one.
   const JpegIndex::Key& key() const { return key_; }
   const Scan& scan() const { return baseline_.scan; }
   // Of the prepared image, without a number.
@@ -52,8 +60,9 @@ class ImageStager {
   bool write(ByteSource& source, std::uint8_t* memory, std::size_t at, StagedImage& image);
 
  private:
-  bool prepare_scan(ByteSource& source, const JpegHeader& header, const Region& region, JpegIndex* index, bool finds,
-                    StagedImage& image);
+  bool prepare_scan(ByteSource& source, const JpegHeader& header, const Region& region, JpegIndex* index,
+                    NewFile new_file, StagedImage& image);
+  std::vector<std::uint8_t> scan_for_points(ByteSource& source);
   bool prepare_to_find(ByteSource& source, StagedImage& image);
   bool prepare_rows(ByteSource& source, const CodedPoints& known, const McuWindow& mcus);
   bool write_row(ByteSource& source, const ScanPoint* point, const std::uint8_t* begin, bool is_last, StagedPoint* to);
@@ -70,13 +79,10 @@ class ImageStager {
   std::size_t segments_ = 0;  // of each row
   bool open_end_ = false;     // no point says where the last row ends
   JpegIndex::Key key_;
+  bool is_new_ = false;
   std::size_t intervals_ = 0;     // of a scan whose points are to be found; 0: they are known
   std::size_t data_bytes_ = 0;    // at most
   std::uint8_t* data_ = nullptr;  // behind the data that is written
 };
-
-// Lists the points that kernels have found in a scan's data as the index keeps them. Empty if they are not in order, or
-// PointRecorder doesn't take them. Throws std::bad_alloc.
-std::vector<std::uint8_t> coded(const StagedPoint* found, const Scan& scan);
 
 }  // namespace fastload

@@ -56,17 +56,25 @@ std::size_t subsequences_of(const StagedImage& image) {
 }  // namespace
 
 bool stage_sample(ByteSource& source, const JpegHeader& header, const Geometry& geometry, const SampleOptions& options,
-                  ImageStager& stager, StagedData data, bool finds, StagedImage& image) {
+                  ImageStager& stager, StagedData data, NewFile new_file, StagedImage& image) {
   const PixelBox& window = geometry.window;
-  return (options.index != nullptr || finds) && !options.fast && has_valid_boxes(header, geometry) &&
+  return (options.index != nullptr || new_file == NewFile::find) && !options.fast &&
+         has_valid_boxes(header, geometry) &&
          stager.prepare(source, header, to_region(geometry.crop), job_of(geometry.crop, geometry, options),
-                        options.index, data, finds, image) &&
+                        options.index, data, new_file, image) &&
          stage_steps(geometry.steps, options.pass_rule, window.height, window.width, options.height, options.width,
                      stager.steps(), image);
 }
 
-Staging::Staging(std::uint8_t* memory, std::size_t size, std::size_t count, std::size_t views, bool finds)
-    : memory_(memory), size_(std::min(size, kMostBytes)), count_(count), views_(views), finds_(finds) {
+Staging::Staging(std::uint8_t* memory, std::size_t size, std::size_t count, std::size_t views, NewFile new_file,
+                 std::size_t most_samples, std::shared_ptr<FoundPoints> found)
+    : memory_(memory),
+      size_(std::min(size, kMostBytes)),
+      count_(count),
+      views_(views),
+      most_samples_(most_samples),
+      new_file_(new_file),
+      found_(std::move(found)) {
   used_ = wanted_ = aligned(count * sizeof(StagedImage));
   if (used_ > size_) throw std::invalid_argument("staging memory must have room for its images' numbers");
   if (reinterpret_cast<std::uintptr_t>(memory) % kAlignment != 0) {
@@ -74,12 +82,14 @@ Staging::Staging(std::uint8_t* memory, std::size_t size, std::size_t count, std:
   }
   if (views == 0 || count % views != 0) throw std::invalid_argument("each sample must have all views");
   if (views > 1) files_.resize(count / views);
-  if (finds) sought_.resize(count);
+  if (new_file == NewFile::find) sought_.resize(count);
   std::memset(memory_, 0, used_);
 }
 
 bool Staging::add(std::size_t number, ByteSource& source, const JpegHeader& header, const Geometry& geometry,
                   const SampleOptions& options, std::size_t out) try {
+  if (found_ != nullptr && options.index != nullptr) found_->learn(*options.index);
+  if (number / views_ >= most_samples_) return false;
   return views_ > 1 ? add_view(number, source, header, geometry, options, out)
                     : stage(number, source, header, geometry, options, out, StagedData::of_crop, number);
 } catch (const std::bad_alloc&) {
@@ -92,7 +102,9 @@ bool Staging::add_view(std::size_t number, ByteSource& source, const JpegHeader&
   constexpr std::chrono::milliseconds kLook(10);  // how soon a stopped source is noticed
   File& file = files_[number / views_];
   JpegIndex::Key key;
-  if (options.index == nullptr || !options.index->key_of(source, key)) return false;
+  if (options.index == nullptr)
+    return stage(number, source, header, geometry, options, out, StagedData::of_crop, number);
+  if (!options.index->key_of(source, key)) return false;
   std::unique_lock<std::mutex> lock(mutex_);
   if (file.state == File::State::unknown) {
     file.state = File::State::in_progress;
@@ -127,7 +139,7 @@ bool Staging::stage(std::size_t number, ByteSource& source, const JpegHeader& he
                     const SampleOptions& options, std::size_t out, StagedData data, std::size_t owner) {
   static thread_local ImageStager stager;
   StagedImage staged;
-  if (!stage_sample(source, header, geometry, options, stager, data, finds_, staged)) {
+  if (!stage_sample(source, header, geometry, options, stager, data, new_file_, staged)) {
     const std::lock_guard<std::mutex> lock(mutex_);
     wanted_ += aligned(std::min(source.size(), kMostUnknown));
     return false;
@@ -153,9 +165,15 @@ bool Staging::stage(std::size_t number, ByteSource& source, const JpegHeader& he
     kept_ += kept;
   }
   if (!stager.write(source, memory_ + at, at, staged)) return false;
-  if (staged.interval_count > 0) sought_[number] = {stager.key(), stager.scan()};
+  if (staged.interval_count > 0 && options.index != nullptr) {
+    JpegIndex::Key now = stager.key();  // the file may have changed, unless it is in memory
+    if (source.held_bytes() > 0 || options.index->key_of(source, now)) {
+      if (now == stager.key()) sought_[number] = FoundPoints::File{now, stager.scan(), 0};
+    }
+  }
   staged.out = out;
   staged.owner = static_cast<int>(owner);
+  if (stager.is_new()) new_files_.fetch_add(1, std::memory_order_relaxed);
   image(number) = staged;
   return true;
 }
@@ -278,14 +296,15 @@ void Staging::place_searches() {
   search_.point_bytes = search_.images == 0 ? 0 : end - used_;
 }
 
-bool Staging::learn(std::size_t number, const std::uint8_t* found, JpegIndex& index) const {
-  const StagedImage& staged = image(number);
-  if (staged.interval_count == 0) return false;
-  const Sought& sought = sought_[number];
-  auto points = coded(reinterpret_cast<const StagedPoint*>(found + (staged.found_points - used_)), sought.scan);
-  if (points.empty()) return false;
-  index.keep(sought.key, std::move(points));
-  return true;
+std::shared_ptr<FoundPoints> Staging::found(const std::uint8_t* points, const std::int32_t* bad) const {
+  std::vector<FoundPoints::File> files;
+  for (std::size_t number = 0; number < sought_.size(); ++number) {
+    const StagedImage& staged = image(number);
+    if (!sought_[number] || staged.interval_count == 0 || bad[number] != 0) continue;
+    files.push_back(*sought_[number]);
+    files.back().first = staged.found_points - used_;
+  }
+  return std::make_shared<FoundPoints>(std::move(files), points, search_.point_bytes);
 }
 
 std::size_t Staging::used() const {

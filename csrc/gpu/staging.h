@@ -1,12 +1,16 @@
 // The memory in which decode threads prepare a batch's files for a GPU. Knows neither Python nor CUDA.
 #pragma once
 
+#include <atomic>
 #include <condition_variable>
 #include <cstddef>
 #include <cstdint>
+#include <memory>
 #include <mutex>
+#include <optional>
 #include <vector>
 
+#include "gpu/found_points.h"
 #include "gpu/kernels/decode_layout.h"
 #include "gpu/stage_image.h"
 #include "sample/sample.h"
@@ -16,7 +20,7 @@ namespace fastload {
 // Prepares the image for kernels on a GPU, if they make all of `geometry`: see ImageStager::prepare() and
 // stage_steps().
 bool stage_sample(ByteSource& source, const JpegHeader& header, const Geometry& geometry, const SampleOptions& options,
-                  ImageStager& stager, StagedData data, bool finds, StagedImage& image);
+                  ImageStager& stager, StagedData data, NewFile new_file, StagedImage& image);
 
 // One batch: first a StagedImage for each, then what these refer to, the StagedWork, and the sets of codes.
 // Thread-safe.
@@ -34,8 +38,11 @@ class Staging {
   };
 
   // `memory` must stay valid while threads use it. Each `views` images in a row may be views of one file, which is then
-  // decoded once. With `finds`, files without points in the index are prepared as well: the kernels find those.
-  Staging(std::uint8_t* memory, std::size_t size, std::size_t count, std::size_t views = 1, bool finds = false);
+  // decoded once. Samples behind the first `most_samples` are refused. Whoever adds an image first notes in the index
+  // what was `found` in a file of an earlier batch, if it is not null.
+  Staging(std::uint8_t* memory, std::size_t size, std::size_t count, std::size_t views = 1,
+          NewFile new_file = NewFile::refuse, std::size_t most_samples = static_cast<std::size_t>(-1),
+          std::shared_ptr<FoundPoints> found = nullptr);
 
   // Prepares one image, whose result begins at byte `out` of the batch's pixels. False if it has to be decoded here:
   // see stage_image(), or there is no room. Never throws.
@@ -62,15 +69,17 @@ class Staging {
     std::size_t point_bytes = 0;           // behind the batch's used() bytes
   };
   const Search& search() const { return search_; }
-  // Once the kernels have run: notes in the index what they have found of an image. `found` are the search's points.
-  // False if nothing was to be found, or it cannot be kept. Throws std::bad_alloc. Thread-safe.
-  bool learn(std::size_t number, const std::uint8_t* found, JpegIndex& index) const;
+  // Once the kernels have run: what the index may learn. `points` are the search's; of images whose `bad` is not 0
+  // nothing is learnt. Throws std::bad_alloc.
+  std::shared_ptr<FoundPoints> found(const std::uint8_t* points, const std::int32_t* bad) const;
 
   std::size_t size() const { return count_; }
   std::size_t used() const;
   // The bytes that all images together would have taken; files that are not staged, maybe as the index does not know
   // them yet, count with their sizes.
   std::size_t wanted() const;
+  // How many of the files that are staged the index did not know.
+  std::size_t new_files() const { return new_files_.load(std::memory_order_relaxed); }
 
  private:
   // What is known of the file that several images are views of.
@@ -81,12 +90,6 @@ class Staging {
     std::size_t owner = 0;
   };
 
-  // The file of an image whose points are to be found.
-  struct Sought {
-    JpegIndex::Key key;
-    Scan scan;
-  };
-
   StagedImage& image(std::size_t number) const { return reinterpret_cast<StagedImage*>(memory_)[number]; }
   bool add_view(std::size_t number, ByteSource& source, const JpegHeader& header, const Geometry& geometry,
                 const SampleOptions& options, std::size_t out);
@@ -95,8 +98,9 @@ class Staging {
   void place_searches();
 
   std::uint8_t* const memory_;
-  const std::size_t size_, count_, views_;
-  const bool finds_;
+  const std::size_t size_, count_, views_, most_samples_;
+  const NewFile new_file_;
+  const std::shared_ptr<FoundPoints> found_;  // of an earlier batch, or null
   mutable std::mutex mutex_;
   std::condition_variable staged_;  // a file is not in progress any more
   std::vector<File> files_;         // if there are several views
@@ -104,8 +108,9 @@ class Staging {
   std::size_t kept_ = 0;  // bytes kept free for finish()
   std::vector<StagedCodes> codes_;
   std::size_t codes_at_ = 0;
+  std::atomic<std::size_t> new_files_{0};
   Search search_;
-  std::vector<Sought> sought_;  // of each image, if points may be found
+  std::vector<std::optional<FoundPoints::File>> sought_;  // of each image, if points may be found
 };
 
 }  // namespace fastload

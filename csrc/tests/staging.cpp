@@ -179,7 +179,8 @@ bool stage(const Bytes& file, const JpegHeader& header, const Sample& sample, Jp
            Bytes& memory, int number) {
   static ImageStager stager;
   ByteSource source(file.data(), file.size());
-  if (!stager.prepare(source, header, sample.crop, sample.job, index, StagedData::of_crop, image)) return false;
+  if (!stager.prepare(source, header, sample.crop, sample.job, &index, StagedData::of_crop, NewFile::refuse, image))
+    return false;
   const std::size_t weights = 2 * 4 * (std::size_t{1} << 15),
                     points = sizeof(StagedPoint) * (file.size() + header.height);
   demand(stager.bytes() <= file.size() + header.height + weights + points + 2048, "more memory than a file can need",

@@ -13,7 +13,7 @@ from torchvision.datasets import ImageFolder
 
 from fastload import FastLoader
 from fastload.device.decode.files import Decoder
-from fastload.device.decode.policy import DecodedBatch, DecodePolicy
+from fastload.device.decode.policy import DecodedBatch, DecodePolicy, Side
 from fastload.loader_state import state_of
 
 pytestmark = pytest.mark.gpu
@@ -118,11 +118,11 @@ def test_threads_decode_when_the_device_has_no_memory_left(folder: Path, monkeyp
 def test_batches_of_the_gpu_and_of_threads_in_turns(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     noted: list[DecodedBatch] = []
 
-    def choose(self: DecodePolicy) -> bool:
-        turns.append(len(turns) % 3 != 1)
-        return turns[-1]
+    def choose(self: DecodePolicy) -> tuple[Side, bool]:
+        turns.append(("find", "threads", "scan")[len(turns) % 3])
+        return turns[-1], False
 
-    turns: list[bool] = []
+    turns: list[Side] = []
     want, _ = epochs(folder, "train", 6, decode="cpu")
     monkeypatch.setattr(DecodePolicy, "choose", choose)
     monkeypatch.setattr(DecodePolicy, "note", lambda self, made, clock=None: noted.append(made))
@@ -131,8 +131,10 @@ def test_batches_of_the_gpu_and_of_threads_in_turns(folder: Path, monkeypatch: p
     assert len(noted) == len(turns) == 24
     stats = loader.stats()
     assert stats.gpu_images == sum(made.staged for made in noted) > 0
-    assert all(made.on_gpu == turn for made, turn in zip(noted, turns, strict=True))
-    assert all(made.staged == 0 for made in noted[:4])  # nothing is known of the files in the first epoch
+    assert [made.side for made in noted] == turns
+    assert all(made.staged > 0 for made in noted if made.side != "threads")
+    assert all(made.new == made.staged for made in noted[:4])  # no file has been visited before
+    assert all(made.new == 0 for made in noted[-4:])
     assert all(made.work_s > 0 for made in noted)
     timed = [made.kernel_s for made in noted if made.staged]
     assert all(0 < seconds < 0.1 for seconds in timed[:4])

@@ -165,16 +165,16 @@ def note_of(loader: FastLoader[Any], stats: Stats) -> str:
 
 
 def test_the_plan_says_what_was_decided_and_why(loader: FastLoader[Any]) -> None:
-    begins = "the GPU decodes, while the threads cannot keep it fed, files that the index knows"
+    begins = "the GPU decodes, while the threads cannot keep it fed, baseline JPEG files"
     note = note_of(loader, make_stats(Totals()))
     assert note.startswith(begins)
     assert "so far" not in note
     policy = state_of(loader).decode_policies[torch.device("cuda", 0)] = DecodePolicy()
     counts = "images so far: 700 by the GPU, 100 by threads, 8 by Python"
-    now = "now threads decode, as the index knows none of the files yet"
+    now = "now the GPU decodes, as how long threads take is not known yet"
     assert note_of(loader, figures(idle_s=0.0)).endswith(f"; {counts}; {now}")
-    policy.on_gpu, policy.why = True, "with threads the GPU waited for batches 62% of the time"
-    assert note_of(loader, figures(idle_s=0.0)).endswith(f"; {counts}; now the GPU decodes, as {policy.why}")
+    policy.side, policy.why = "threads", "with threads the GPU waited for batches 62% of the time"
+    assert note_of(loader, figures(idle_s=0.0)).endswith(f"; {counts}; now threads decode, as {policy.why}")
 
 
 def test_the_plan_says_why_the_gpu_was_given_up(loader: FastLoader[Any]) -> None:

@@ -402,25 +402,33 @@ class HostDecoder:
     def __init__(self, kernels: KernelsOnCpu) -> None:
         self.kernels = kernels
 
-    def files(self, pixels: torch.Tensor, by_view: Any) -> HostStaged:
-        return HostStaged(self.kernels, pixels, by_view)
+    def files(self, pixels: torch.Tensor, by_view: Any, new_file: str, most_samples: int | None) -> HostStaged:
+        return HostStaged(self.kernels, pixels, by_view, new_file)
 
 
 class HostStaged:
     decode_s = 0.0
+    most_samples = None
 
-    def __init__(self, kernels: KernelsOnCpu, pixels: torch.Tensor, by_view: Any = lambda pixels: [pixels]) -> None:
+    def __init__(
+        self,
+        kernels: KernelsOnCpu,
+        pixels: torch.Tensor,
+        by_view: Any = lambda pixels: [pixels],
+        new_file: Any = "refuse",
+    ) -> None:
+        self.new_file = new_file
         self.kernels, self.pixels, self.memory = kernels, pixels, torch.zeros(1 << 21, dtype=torch.uint8)
         self.by_view, self._parts, self.nbytes = by_view, by_view(pixels), pixels.nbytes
         self.images = len(self._parts[0]) * len(self._parts)
-        self.staging = _core.Staging(self.memory, self.images, len(self._parts))
+        self.staging = _core.Staging(self.memory, self.images, len(self._parts), new_file)
 
     views = decode.StagedFiles.views
     remove = decode.StagedFiles.remove
 
     @property
-    def samples_staged(self) -> int:
-        return self.staging.has().count(1) // len(self._parts)
+    def decoded(self) -> tuple[str, int, int]:
+        return self.new_file, self.staging.has().count(1) // len(self._parts), self.staging.new_files
 
     def is_pinned(self) -> bool:
         return False
@@ -440,10 +448,10 @@ def test_a_loader_decodes_batches_here_and_there_with_the_same_bits(kernels, mon
         (tmp_path / "a" / f"{number}.jpg").write_bytes(file)
     dataset = ImageFolder(tmp_path, Compose([RandomResizedCrop(SIDE), ToTensor()]))
     device, noted, begun = simulated.install_native(monkeypatch), [], []
-    turns = itertools.cycle([True, False, True, True])
+    turns = itertools.cycle(["find", "threads", "find", "find"])
     state = loader_state.LoaderState
     monkeypatch.setattr(state, "decoder", lambda *_: HostDecoder(kernels) if on_gpu else None)
-    monkeypatch.setattr(DecodePolicy, "choose", lambda self: next(turns))
+    monkeypatch.setattr(DecodePolicy, "choose", lambda self: (next(turns), False))
     monkeypatch.setattr(DecodePolicy, "note", lambda self, batch, clock=None: noted.append(batch))
     monkeypatch.setattr(DecodePolicy, "begin", lambda self, clock=None: begun.append(len(noted)))
     made, loaders = {}, {}
@@ -454,9 +462,9 @@ def test_a_loader_decodes_batches_here_and_there_with_the_same_bits(kernels, mon
     assert all(map(torch.equal, made[False], made[True]))
     assert begun == [0, 3, 6, 9]
     assert len(noted) == 12
-    assert all(batch.staged == 0 for batch in noted[:3])
-    assert all(batch.staged > 0 for batch in noted[3:] if batch.on_gpu)
-    assert {batch.on_gpu for batch in noted[3:]} == {True, False}
+    assert all((batch.staged > 0) == (batch.side == "find") for batch in noted)
+    assert {batch.side for batch in noted} == {"find", "threads"}
+    assert next(batch.new for batch in noted if batch.staged) > 0
     assert [batch.interval_s > 0 for batch in noted] == [False, True, True] * 4
     assert all(0 < batch.work_s < 10 and batch.threads == 2 and batch.images == 3 for batch in noted)
     stats = loaders[True].stats()
@@ -482,14 +490,14 @@ def test_a_loader_decodes_views_with_the_same_bits(kernels, monkeypatch, tmp_pat
     device, dataset = simulated.install_native(monkeypatch), ImageFolder(tmp_path, TwoCrops(*views))
     decoder = HostDecoder(kernels)
     monkeypatch.setattr(loader_state.LoaderState, "decoder", lambda *_: decoder if on_gpu else None)
-    monkeypatch.setattr(DecodePolicy, "choose", lambda self: True)
+    monkeypatch.setattr(DecodePolicy, "choose", lambda self: ("find", False))
     made = {}
     for on_gpu in (False, True):
         torch.manual_seed(3)
         loader = FastLoader(dataset, batch_size=3, num_workers=2, shuffle=True, **device)
         made[on_gpu] = [view for _ in range(3) for images, _ in loader for view in images]
     assert all(map(torch.equal, made[False], made[True]))
-    assert loader.stats().gpu_images == 2 * (len(FILES) - 1)  # one is progressive
+    assert loader.stats().gpu_images == 3 * (len(FILES) - 1)  # one is progressive
 
 
 def test_another_batch_is_started_while_the_gpu_decodes(kernels, monkeypatch, tmp_path):
@@ -506,10 +514,10 @@ def test_another_batch_is_started_while_the_gpu_decodes(kernels, monkeypatch, tm
     decoder = HostDecoder(kernels)
     begun: list[int] = []
     seen: list[int] = []
-    monkeypatch.setattr(decoder, "files", lambda pixels, _: begun.append(1) or HostStaged(kernels, pixels))
+    monkeypatch.setattr(decoder, "files", lambda pixels, *_: begun.append(1) or HostStaged(kernels, pixels))
     monkeypatch.setattr(HostStaged, "failed", lambda self: seen.append(len(begun)) or [])
     monkeypatch.setattr(loader_state.LoaderState, "decoder", lambda *_: decoder)
-    monkeypatch.setattr(DecodePolicy, "choose", lambda self: True)
+    monkeypatch.setattr(DecodePolicy, "choose", lambda self: ("find", False))
     for kind, most in ((ImageFolder, DECODING + 1), (Own, DECODING)):
         dataset = kind(tmp_path, Compose([RandomResizedCrop(SIDE), ToTensor()]))
         begun.clear()
@@ -527,7 +535,7 @@ class LateDecoder(HostDecoder):
         self.asked: list[tuple[str, int]] = []
         self.batches = self.failures = 0
 
-    def files(self, pixels: torch.Tensor, by_view: Any) -> LateStaged:
+    def files(self, pixels: torch.Tensor, by_view: Any, new_file: str, most_samples: int | None) -> LateStaged:
         self.batches += 1
         return LateStaged(self, self.batches - 1, pixels, by_view)
 
@@ -564,7 +572,7 @@ def folder_of(root: Path, copies: int) -> ImageFolder:
 
 def loaded_late(monkeypatch, device, dataset, decoder, num_workers=2, **options):
     monkeypatch.setattr(loader_state.LoaderState, "decoder", lambda *_: decoder)
-    monkeypatch.setattr(DecodePolicy, "choose", lambda self: True)
+    monkeypatch.setattr(DecodePolicy, "choose", lambda self: ("find", False))
     torch.manual_seed(3)
     return [images for images, _ in FastLoader(dataset, num_workers=num_workers, shuffle=True, **options, **device)]
 
@@ -653,7 +661,7 @@ def test_a_batch_with_a_sample_that_cannot_be_located_is_not_issued(kernels, mon
 
     known, device = folder_of(tmp_path, 6), simulated.install_native(monkeypatch)
     monkeypatch.setattr(loader_state.LoaderState, "decoder", lambda *_: LateDecoder(kernels))
-    monkeypatch.setattr(DecodePolicy, "choose", lambda self: True)
+    monkeypatch.setattr(DecodePolicy, "choose", lambda self: ("find", False))
     issue_slowly(monkeypatch)
     iterator = iter(FastLoader(Own(tmp_path, known.transform), batch_size=3, num_workers=2, **device))
     assert len([*itertools.islice(iterator, 10)]) == 10

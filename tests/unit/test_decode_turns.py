@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import collections
 import threading
 import weakref
 from typing import Any
@@ -28,6 +29,8 @@ class Staging:
 
     table_bytes, codes, wanted = 20_000, (0, 1), 1
 
+    search = (0, 0, 0, 0, 0)
+
     def __init__(self, used: int) -> None:
         self.used = used
 
@@ -44,6 +47,7 @@ def decoder_on_host() -> Any:
     decoder._lock, decoder.turn = threading.Lock(), threading.Lock()
     decoder._bytes_per_image, decoder._kept, decoder._pixel_bytes, decoder.gave_up = 1 << 15, {}, 0, None
     decoder._buffers = BufferPool(lambda nbytes: torch.empty(nbytes, dtype=torch.uint8))
+    decoder._files_max, decoder._found = 1 << 20, collections.deque(maxlen=2)
     return decoder
 
 
@@ -108,6 +112,25 @@ def test_room_for_files_grows_when_they_did_not_fit():
     for wanted, bytes_per_image in ((1 << 15, 1 << 15), (1 << 16, 81_920), (80_000, 81_920), (90_000, 112_500)):
         decoder.learn(2, 2 * wanted)
         assert decoder._bytes_per_image == bytes_per_image
+    decoder.learn(2, 1 << 24)
+    assert decoder._bytes_per_image == 1 << 19  # half of what a batch may take
+
+
+class Points:
+    done = False
+
+
+def test_found_points_are_noted_in_the_index_in_their_turn():
+    decoder, points = decoder_on_host(), [Points() for _ in range(4)]
+    assert decoder._to_learn() is None
+    for one in points[:2]:
+        decoder.found(one)
+    assert decoder._to_learn() is decoder._to_learn() is points[0]
+    points[0].done = True
+    assert decoder._to_learn() is points[1]
+    for one in points[2:]:  # one more than are kept
+        decoder.found(one)
+    assert decoder._to_learn() is points[2]
 
 
 def test_a_decoder_that_gives_up_frees_its_memory(monkeypatch):

@@ -70,10 +70,8 @@ class Found:
         self.known, self.learned = (_core.JpegIndex(1 << 24, whole=True) for _ in range(2))
         pool.submit(files, self.want, geometry=self.crops, index=self.known).wait()
         self.memory = torch.zeros(1 << 22, dtype=torch.uint8)
-        self.staging = _core.Staging(self.memory, len(files), finds=True)
-        pool.submit(
-            files, self.pixels, geometry=self.crops, index=self.learned, staging=self.staging
-        ).wait()
+        self.staging = _core.Staging(self.memory, len(files), new_file="find")
+        pool.submit(files, self.pixels, geometry=self.crops, index=self.learned, staging=self.staging).wait()
 
     @property
     def has(self) -> list[bool]:
@@ -99,17 +97,72 @@ def test_same_bits_as_on_threads(kernels, pool, seed):
     assert all(found.same())
 
 
+def staged(pool: _core.Pool, batch: Found, index: _core.JpegIndex | None, **options: Any) -> Any:
+    """Stage the files anew."""
+    staging = _core.Staging(batch.memory, len(batch.files), **options)
+    pool.submit(batch.files, batch.pixels.zero_(), geometry=batch.crops, index=index, staging=staging).wait()
+    return staging
+
+
+NOTED = [min(Image.open(io.BytesIO(data)).size) >= 100 for data in FILES]  # of at least 64 MCUs
+
+
+def check_noted(pool: _core.Pool, kernels: KernelsOnCpu, found: Found) -> None:
+    """The index knows what threads would have noted, and the kernels decode from it."""
+    known, noted = found.known.totals(), found.learned.totals()
+    assert noted[:2] == known[:2]
+    staging = staged(pool, found, found.learned)
+    assert [*map(bool, staging.has())] == NOTED
+    assert staging.search[0] == 0
+    assert kernels.decode(staging, found.memory, found.pixels, len(FILES)) == []
+    assert all(found.same())
+
+
 def test_the_index_learns_what_threads_would_have_noted(kernels, pool):
     found = Found(pool, FILES)
     found.decode(kernels)
-    learned = [found.staging.learn(image, kernels.found, found.learned) for image in range(len(FILES))]
-    assert learned.count(False) == 2  # of fewer than 64 MCUs
-    known, noted = found.known.totals(), found.learned.totals()
-    assert noted[:2] == known[:2]
-    staging = _core.Staging(found.memory, len(FILES))
-    pool.submit(FILES, found.pixels.zero_(), geometry=found.crops, index=found.learned, staging=staging).wait()
-    assert [*map(bool, staging.has())] == learned
+    points = found.staging.found(kernels.points, kernels.bad)
+    for _ in FILES:
+        assert not points.done
+        points.learn(found.learned)
+    assert points.done
+    points.learn(found.learned)
+    check_noted(pool, kernels, found)
+
+
+def test_threads_note_what_was_found_before(kernels, pool):
+    found = Found(pool, FILES)
+    found.decode(kernels)
+    points = found.staging.found(kernels.points, kernels.bad)
+    staged(pool, found, None, found=points)
+    assert not points.done
+    staged(pool, found, found.learned, found=points)
+    assert points.done
+    check_noted(pool, kernels, found)
+
+
+def test_nothing_is_noted_of_images_that_kernels_could_not_decode(kernels, pool):
+    found = Found(pool, FILES)
+    found.decode(kernels)
+    points = found.staging.found(kernels.points, torch.ones_like(kernels.bad))
+    assert points.done
+    with pytest.raises(ValueError, match="as large as"):
+        found.staging.found(kernels.points, kernels.bad[1:])
+
+
+def test_threads_may_scan_files_for_points(kernels, pool):
+    found = Found(pool, FILES)
+    staging = staged(pool, found, found.learned, new_file="scan")
+    assert [*map(bool, staging.has())] == NOTED
     assert staging.search[0] == 0
+    check_noted(pool, kernels, found)
+
+
+@pytest.mark.parametrize("new_file", ["refuse", "scan", "find"])
+def test_without_an_index_all_files_are_new(kernels, pool, new_file):
+    found = Found(pool, FILES)
+    staging = staged(pool, found, None, new_file=new_file)
+    assert any(staging.has()) == (new_file == "find")
     assert kernels.decode(staging, found.memory, found.pixels, len(FILES)) == []
     assert all(found.same())
 

@@ -42,19 +42,20 @@ class Decoder:
         self.asked: list[tuple[str, int]] = []
         self.batches = 0
 
-    def files(self, pixels: torch.Tensor, by_view: Any) -> Staged:
+    def files(self, pixels: torch.Tensor, by_view: Any, new_file: str, most_samples: int | None) -> Staged:
         self.batches += 1
         return Staged(self, self.batches - 1, pixels)
 
 
 class Staged:
     decode_s = 0.0
+    most_samples = None
     staging = None
 
     def __init__(self, decoder: Decoder, number: int, pixels: torch.Tensor) -> None:
         self.decoder, self.number, self.host, self.nbytes = decoder, number, pixels, pixels.nbytes
         self.wrong = {*decoder.refused(number)}
-        self.samples_staged = len(pixels)
+        self.decoded = "find", len(pixels), 0
 
     def is_pinned(self) -> bool:
         return False
@@ -71,12 +72,12 @@ class Staged:
 
     def remove(self, image: int) -> None:
         self.wrong.discard(image)
-        self.samples_staged -= 1
+        self.decoded = "find", self.decoded[1] - 1, 0
 
 
 @pytest.fixture
 def device(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
-    monkeypatch.setattr(DecodePolicy, "choose", lambda self: True)
+    monkeypatch.setattr(DecodePolicy, "choose", lambda self: ("find", False))
     return simulated.install_native(monkeypatch)
 
 
@@ -221,8 +222,8 @@ def test_what_is_issued_early_is_neither_issued_nor_confirmed_twice(device, data
 
 
 def test_a_batch_that_threads_decode_is_issued_in_its_turn(device, dataset, monkeypatch):
-    turns = itertools.cycle([True, True, False])
-    monkeypatch.setattr(DecodePolicy, "choose", lambda self: next(turns))
+    turns = itertools.cycle(["find", "find", "threads"])
+    monkeypatch.setattr(DecodePolicy, "choose", lambda self: (next(turns), False))
     use(monkeypatch, Decoder())
     early = issue_early(monkeypatch)
     loader = FastLoader(dataset, batch_size=2, num_workers=2, **device)

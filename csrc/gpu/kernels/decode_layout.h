@@ -16,14 +16,15 @@ constexpr unsigned kNoStagedPoint = 0xFFFFFFFF;  // of the last row of an image,
 constexpr unsigned kSubsequenceBits = 1024;  // of the data, which is cut into as many pieces
 constexpr unsigned kFindsPerBlock = 256;     // subsequences of a block of threads
 constexpr int kFindTableBytes = 12848;       // of device memory for the tables made of an image's codes
-constexpr unsigned kLinkMax = 256;            // subsequences in which a decoder synchronizes, or the file is bad
+constexpr unsigned kLinkMax = 256;           // subsequences in which a decoder synchronizes, or the file is bad
 
 // Where a segment begins. Each row of MCUs has one for each segment, and one behind the last. Rows begin at a multiple
 // of two segments; predictors of odd segments are not known.
 struct StagedPoint {
   unsigned bit;  // of the image's data
   short predictors[kStagedComponents];
-  unsigned short stuffed;  // if it was found: the data's bytes FF since the point before, which zeros follow in the file
+  unsigned short
+      stuffed;  // if it was found: the data's bytes FF since the point before, which zeros follow in the file
 };
 
 // One image, or none: then all numbers are 0. Offsets are bytes from the batch's beginning, multiples of 16.
@@ -66,8 +67,8 @@ struct StagedImage {
 
 // What a decoder has done in a run over an image's data; or where one begins, and what those before it have done.
 struct FoundRun {
-  unsigned bit, state;  // where it has ended; the block of the MCU that comes next, or kFinishedState
-  unsigned blocks;      // that have ended
+  unsigned bit, state;          // where it has ended; the block of the MCU that comes next, or kFinishedState
+  unsigned blocks;              // that have ended
   int sums[kStagedComponents];  // of DC differences since the last restart
   unsigned link;                // the subsequence at whose end it was in the state of that one's own decoder
   unsigned restarted;           // whether there was a restart; of a beginning, whether it is on the chain

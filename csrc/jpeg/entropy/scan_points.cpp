@@ -1,6 +1,7 @@
 #include "jpeg/entropy/scan_points.h"
 
 #include <algorithm>
+#include <array>
 #include <cstring>
 #include <limits>
 
@@ -19,11 +20,7 @@ constexpr std::size_t kPadding = 8;
 // A scan with fewer MCUs is decoded about as fast without; the points of one with more take much memory.
 constexpr std::uint64_t kFewestMcus = 64, kMostMcus = 1 << 21;
 
-int width_of(std::uint64_t value) {
-  int bits = 0;
-  for (; value != 0; value >>= 1) ++bits;
-  return bits;
-}
+int width_of(std::uint64_t value) { return value == 0 ? 0 : 64 - __builtin_clzll(value); }
 
 // Small numbers of both signs as small ones of one.
 std::uint64_t folded(int value) {
@@ -56,30 +53,28 @@ class BitReader {
   std::uint64_t at_;
 };
 
+// At most 56 bits at a time; of what is more, something is lost.
 class BitWriter {
  public:
+  // So many bits in all.
+  explicit BitWriter(std::uint64_t bits) : bytes_(static_cast<std::size_t>((bits + 7) / 8) + kPadding) {}
   void write(std::uint64_t value, int bits) {
-    for (; bits > 0; value >>= 8) {
-      const int count = std::min(bits, 8);
-      rest_ |= (value & ((1u << count) - 1)) << used_;
-      used_ += count;
-      bits -= count;
-      if (used_ < 8) continue;
-      bytes_.push_back(static_cast<std::uint8_t>(rest_));
-      rest_ >>= 8;
-      used_ -= 8;
-    }
+    std::uint8_t* const to = bytes_.data() + at_ / 8;
+    value = (value & (bits < 64 ? (std::uint64_t{1} << bits) - 1 : ~std::uint64_t{0})) << (at_ % 8);
+#if __BYTE_ORDER__ == __ORDER_BIG_ENDIAN__
+    value = __builtin_bswap64(value);
+#endif
+    std::uint64_t before;
+    std::memcpy(&before, to, sizeof before);
+    value |= before;
+    std::memcpy(to, &value, sizeof value);
+    at_ += static_cast<std::uint64_t>(bits);
   }
-  std::vector<std::uint8_t> take() {
-    if (used_ > 0) bytes_.push_back(static_cast<std::uint8_t>(rest_));
-    bytes_.resize(bytes_.size() + kPadding);
-    return std::move(bytes_);
-  }
+  std::vector<std::uint8_t> take() { return std::move(bytes_); }
 
  private:
   std::vector<std::uint8_t> bytes_;
-  std::uint64_t rest_ = 0;
-  int used_ = 0;
+  std::uint64_t at_ = 0;
 };
 
 std::uint64_t place_of(const ScanPoint& point) {
@@ -183,12 +178,16 @@ void PointRecorder::begin(const Scan& scan, const CodedPoints& known) {
   data_at_ = scan.data_at;
   known_ = known;
   next_ = std::uint64_t{known.rows()} * columns_;
+  left_in_row_ = columns_;
   points_.clear();
 }
 
 void PointRecorder::add(const ScanPoint& point) {
   points_.push_back(point);
-  next_ += std::min<std::uint64_t>(kHalfSpacing, columns_ - next_ % columns_);
+  const std::uint32_t mcus = std::min(kHalfSpacing, left_in_row_);
+  next_ += mcus;
+  left_in_row_ -= mcus;
+  if (left_in_row_ == 0) left_in_row_ = columns_;
 }
 
 std::vector<std::uint8_t> PointRecorder::encode(std::uint32_t rows) {
@@ -200,57 +199,71 @@ std::vector<std::uint8_t> PointRecorder::encode(std::uint32_t rows) {
   }
   constexpr int kFields = CodedPoints::kFields;
   const std::uint32_t in_row = points_in_row(columns_) + halves_in_row(columns_);
-  const std::size_t count = std::size_t{rows} * in_row;
-  const auto is_first = [&](std::size_t i) { return i % in_row == 0; };
-  const auto is_half = [&](std::size_t i) { return i % in_row % 2 != 0; };
-  const auto distance = [&](std::size_t i) {
-    return place_of(points_[i]) - place_of(points_[i - (is_half(i) ? 1 : 2)]);
+  // Visits a row's first point; its distance from the one before for each half point; each other one and the one
+  // before.
+  const auto visit = [&](const auto& first, const auto& half, const auto& next) {
+    for (std::uint32_t row = 0; row < rows; ++row) {
+      const ScanPoint* const point = points_.data() + std::size_t{row} * in_row;
+      first(point[0]);
+      for (std::uint32_t i = 1; i < in_row; ++i) {
+        if (i % 2 != 0) {
+          half(place_of(point[i]) - place_of(point[i - 1]));
+        } else {
+          next(point[i], point[i - 2]);
+        }
+      }
+    }
   };
   std::uint64_t least = std::numeric_limits<std::uint64_t>::max(), least_half = least;
-  for (std::size_t i = 0; i < count; ++i) {
-    if (is_first(i)) continue;
-    std::uint64_t& lowest = is_half(i) ? least_half : least;
-    lowest = std::min(lowest, distance(i));
-  }
-  if (in_row <= 2) least = 0;  // all are first ones, or half
-  if (in_row == 1) least_half = 0;
-  struct Fields {
-    std::uint64_t value[kFields];
-  };
-  const auto fields_of = [&](std::size_t i) {
-    static constexpr std::int16_t kNone[kMaxComponents] = {};
-    const std::int16_t* const before = is_first(i) ? kNone : points_[i - 2].predictors;
-    Fields fields{};
-    fields.value[0] = is_first(i) ? place_of(points_[i]) - std::uint64_t{data_at_} * 8 : distance(i) - least;
-    for (int c = 0; c < kMaxComponents; ++c) fields.value[c + 1] = folded(points_[i].predictors[c] - before[c]);
+  visit([](const ScanPoint&) {}, [&](std::uint64_t distance) { least_half = std::min(least_half, distance); },
+        [&](const ScanPoint& point, const ScanPoint& before) {
+          least = std::min(least, place_of(point) - place_of(before));
+        });
+  if (rows == 0 || in_row <= 2) least = 0;  // all are first ones, or half
+  if (rows == 0 || in_row == 1) least_half = 0;
+  using Fields = std::array<std::uint64_t, kFields>;
+  const auto fields_of = [](const ScanPoint& point, const ScanPoint& before, std::uint64_t origin) {
+    Fields fields;
+    fields[0] = place_of(point) - origin;
+    for (int c = 0; c < kMaxComponents; ++c) {
+      fields[static_cast<std::size_t>(c + 1)] = folded(point.predictors[c] - before.predictors[c]);
+    }
     return fields;
   };
-  std::uint64_t first[kFields] = {}, next[kFields] = {}, half = 0;  // all bits that are set
-  for (std::size_t i = 0; i < count; ++i) {
-    if (is_half(i)) {
-      half |= distance(i) - least_half;
-      continue;
-    }
-    const Fields fields = fields_of(i);
-    for (int f = 0; f < kFields; ++f) (is_first(i) ? first : next)[f] |= fields.value[f];
+  const auto first_fields = [&](const ScanPoint& point) { return fields_of(point, {}, std::uint64_t{data_at_} * 8); };
+  const auto next_fields = [&](const ScanPoint& point, const ScanPoint& before) {
+    return fields_of(point, before, place_of(before) + least);
+  };
+  Fields first{}, next{};  // all bits that are set, and then how many these are
+  std::uint64_t half = 0;
+  const auto add = [](Fields& to, const Fields& fields) {
+    for (std::size_t f = 0; f < kFields; ++f) to[f] |= fields[f];
+  };
+  visit([&](const ScanPoint& point) { add(first, first_fields(point)); },
+        [&](std::uint64_t distance) { half |= distance - least_half; },
+        [&](const ScanPoint& point, const ScanPoint& before) { add(next, next_fields(point, before)); });
+  int first_widths[kFields], next_widths[kFields], half_width = width_of(half);
+  std::uint64_t first_bits = 0, next_bits = 0;
+  for (std::size_t f = 0; f < kFields; ++f) {
+    first_bits += static_cast<std::uint64_t>(first_widths[f] = width_of(first[f]));
+    next_bits += static_cast<std::uint64_t>(next_widths[f] = width_of(next[f]));
   }
-  BitWriter out;
+  BitWriter out(kHeaderBits + rows * (first_bits + next_bits * (points_in_row(columns_) - 1) +
+                                      static_cast<std::uint64_t>(half_width) * halves_in_row(columns_)));
   out.write(rows, kRowsBits);
-  for (int f = 0; f < kFields; ++f) {
-    out.write(static_cast<std::uint64_t>(width_of(first[f])), kWidthBits);
-    out.write(static_cast<std::uint64_t>(width_of(next[f])), kWidthBits);
+  for (std::size_t f = 0; f < kFields; ++f) {
+    out.write(static_cast<std::uint64_t>(first_widths[f]), kWidthBits);
+    out.write(static_cast<std::uint64_t>(next_widths[f]), kWidthBits);
   }
   out.write(least, kLeastBits);
-  out.write(static_cast<std::uint64_t>(width_of(half)), kWidthBits);
+  out.write(static_cast<std::uint64_t>(half_width), kWidthBits);
   out.write(least_half, kLeastBits);
-  for (std::size_t i = 0; i < count; ++i) {
-    if (is_half(i)) {
-      out.write(distance(i) - least_half, width_of(half));
-      continue;
-    }
-    const Fields fields = fields_of(i);
-    for (int f = 0; f < kFields; ++f) out.write(fields.value[f], width_of((is_first(i) ? first : next)[f]));
-  }
+  const auto write = [&](const Fields& fields, const int* widths) {
+    for (std::size_t f = 0; f < kFields; ++f) out.write(fields[f], widths[f]);
+  };
+  visit([&](const ScanPoint& point) { write(first_fields(point), first_widths); },
+        [&](std::uint64_t distance) { out.write(distance - least_half, half_width); },
+        [&](const ScanPoint& point, const ScanPoint& before) { write(next_fields(point, before), next_widths); });
   return out.take();
 }
 

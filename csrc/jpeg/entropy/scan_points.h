@@ -67,7 +67,7 @@ class PointRecorder {
   std::vector<std::uint8_t> encode(std::uint32_t rows);
 
  private:
-  std::uint32_t columns_ = 1;
+  std::uint32_t columns_ = 1, left_in_row_ = 1;  // MCUs of a row; those of the next point's row from it on
   std::uint64_t mcus_ = 0, next_ = 0;
   std::size_t data_at_ = 0;
   CodedPoints known_;

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from typing import TYPE_CHECKING, Any, Protocol
 
-from fastload.device.decode.policy import DecodedBatch
+from fastload.device.decode.policy import DecodedBatch, probed_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     import torch
 
     from fastload.device.decode.files import Decoder, StagedFiles
-    from fastload.device.decode.policy import DecodePolicy
+    from fastload.device.decode.policy import DecodePolicy, Side
 
 
 class Decoded(Protocol):
@@ -77,11 +77,15 @@ class DecodeChoice:
             if self._policy is not None:
                 self._policy.give_up(self._decoder.gave_up)
             return None
-        if self._policy is not None and not self._policy.choose():
-            if self._policy.on_gpu and self.on_change is not None:
-                self.on_change()
+        if self._policy is None:
+            return self._decoder.files(pixels, by_view)
+        side, probes = self._policy.choose()
+        if self._policy.on_gpu and (side == "threads" or probes) and self.on_change is not None:
+            self.on_change()
+        if side == "threads":
             return None
-        return self._decoder.files(pixels, by_view)
+        samples = len(by_view(pixels)[0])
+        return self._decoder.files(pixels, by_view, side, samples - probed_of(samples) if probes else None)
 
     def note(self, batch: Decoded, blocked_s: float, threads: int) -> int:
         """Learn from a batch that was passed on to the device.
@@ -95,7 +99,11 @@ class DecodeChoice:
             How many of its images the GPU has decoded.
         """
         staged, images = batch.staged, len(batch.sources)
-        on_gpu = 0 if staged is None else staged.samples_staged
+        side: Side = "threads"
+        on_gpu = new = probed = 0
+        if staged is not None:
+            side, on_gpu, new = staged.decoded
+            probed = 0 if staged.most_samples is None else images - staged.most_samples
         if (policy := self._policy) is None:
             return on_gpu
         now = self._clock()
@@ -103,7 +111,7 @@ class DecodeChoice:
         kernel_s = 0.0 if staged is None else staged.decode_s
         work_s, threads = batch.job.work_seconds(), max(threads, self.threads_max)
         policy.note(
-            DecodedBatch(staged is not None, images, on_gpu, interval_s, blocked_s, work_s, threads, kernel_s),
+            DecodedBatch(side, images, on_gpu, new, interval_s, blocked_s, work_s, threads, kernel_s, probed),
             self._steps,
         )
         if policy.on_gpu != self._on_gpu:

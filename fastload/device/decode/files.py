@@ -1,9 +1,9 @@
 """Decode JPEG files on a GPU, with the bits of the decode threads.
 
-The threads only read the files: they remove what is not data, and say where segments of it begin, which they know from
-the index (``csrc/gpu/stage_image.h``). The kernels in ``decode.cu`` do the rest, from entropy decoding to the resize,
-and those in ``steps.cu`` what follows on images.
-What the kernels cannot decode, the threads have decoded: a batch may contain both.
+The threads only read the files: they remove what is not data, and say where segments of it begin if they know it from
+the index (``csrc/gpu/stage_image.h``). Of other files the kernels in ``points.cu`` find that, and the index learns it.
+The kernels in ``decode.cu`` do the rest, from entropy decoding to the resize, and those in ``steps.cu`` what follows on
+images. What the kernels cannot decode, the threads have decoded: a batch may contain both.
 """
 
 from __future__ import annotations
@@ -12,12 +12,14 @@ import contextlib
 import functools
 import threading
 import warnings
+from collections import deque
 from itertools import groupby
 from typing import TYPE_CHECKING, Any, Final
 
 import torch
 
 from fastload import _core
+from fastload._machine import usable_memory_bytes
 from fastload.device import nvrtc
 from fastload.memory.buffers import BufferPool
 from fastload.nvtx.stages import stage
@@ -25,6 +27,7 @@ from fastload.nvtx.stages import stage
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
+    from fastload.device.decode.policy import NewFile
     from fastload.device.timing import Timing
 
 KERNELS: Final = {
@@ -60,6 +63,8 @@ _HUFFMAN_SHARED_BYTES: Final = _core.Staging.table_bytes + _WORK_THREADS * (32 *
 _GRID_MAX: Final = 65535  # blocks, but for the first dimension
 _STEP_THREADS: Final = 512  # as in steps.cu
 _ALIGNMENT: Final = 16
+_FILES_MAX_SHARE: Final = 1 / 32  # of the memory that this process may use: for a batch's files
+_FOUND_MAX: Final = 4  # batches whose points the index has yet to learn
 
 
 @functools.cache
@@ -156,6 +161,8 @@ class Decoder:
         self._lock = threading.Lock()
         self.turn = threading.Lock()  # of a batch, whose copy and kernels no other's may come between
         self._bytes_per_image = FIRST_BYTES_PER_IMAGE
+        self._files_max = int(_FILES_MAX_SHARE * usable_memory_bytes())
+        self._found: deque[_core.FoundPoints] = deque(maxlen=_FOUND_MAX)
         self._buffers = BufferPool()
         self._kept: dict[str, torch.Tensor] = {}
         self._pixel_bytes = 0  # most of a batch
@@ -177,20 +184,46 @@ class Decoder:
                 return False
         return True
 
-    def files(self, pixels: torch.Tensor, by_view: Callable[[torch.Tensor], list[torch.Tensor]]) -> StagedFiles:
+    def files(
+        self,
+        pixels: torch.Tensor,
+        by_view: Callable[[torch.Tensor], list[torch.Tensor]],
+        new_file: NewFile = "find",
+        most_samples: int | None = None,
+    ) -> StagedFiles:
         """Make room for the files of a batch.
 
         Args:
             pixels: The batch's on the host.
             by_view: Returns each view's part of such pixels, ``(samples, H, W, 3)``.
+            new_file: What is done with files that the index does not know: the kernels ``"find"`` their way, or threads
+                ``"scan"`` them first.
+            most_samples: Samples behind the first so many are left to the threads.
         """
-        return StagedFiles(self, pixels, by_view, self._bytes_per_image, self._buffers.take)
+        how = new_file, most_samples, self._to_learn()
+        return StagedFiles(self, pixels, by_view, self._bytes_per_image, self.host_memory, *how)
+
+    def host_memory(self, nbytes: int) -> torch.Tensor:
+        """Return pinned memory, ``(nbytes,)`` uint8."""
+        return self._buffers.take(nbytes)
+
+    def found(self, points: _core.FoundPoints) -> None:
+        """Let threads note these points in the index, while they prepare later batches."""
+        with self._lock:
+            self._found.append(points)
+
+    def _to_learn(self) -> _core.FoundPoints | None:
+        with self._lock:
+            while self._found and self._found[0].done:
+                self._found.popleft()
+            return self._found[0] if self._found else None
 
     def learn(self, samples: int, wanted: int) -> None:
         """Note how many bytes a batch would have needed."""
         with self._lock:
             if wanted > samples * self._bytes_per_image:
-                self._bytes_per_image = -(-wanted * 5 // (4 * samples))
+                most = max(FIRST_BYTES_PER_IMAGE, self._files_max // samples)
+                self._bytes_per_image = min(most, -(-wanted * 5 // (4 * samples)))
 
     @property
     def nbytes(self) -> int:
@@ -239,6 +272,9 @@ class StagedFiles:
         by_view: Returns each view's part of them.
         bytes_per_sample: Room for a sample's file.
         allocate: Returns so many bytes of pinned memory.
+        new_file: See :meth:`Decoder.files`, as for the following.
+        most_samples: How many samples the kernels decode at most.
+        to_learn: What threads note in the index beside.
     """
 
     def __init__(
@@ -248,8 +284,13 @@ class StagedFiles:
         by_view: Callable[[torch.Tensor], list[torch.Tensor]],
         bytes_per_sample: int,
         allocate: Callable[[int], torch.Tensor],
+        new_file: NewFile = "find",
+        most_samples: int | None = None,
+        to_learn: _core.FoundPoints | None = None,
     ) -> None:
         self._decoder = decoder
+        self._new_file = new_file
+        self.most_samples = most_samples
         self._pixels = pixels
         self.by_view = by_view
         self._parts = by_view(pixels)
@@ -259,8 +300,9 @@ class StagedFiles:
         memory = allocate(room + 4 * images)
         self._memory = memory[:room]
         self._bad = memory[room:].view(torch.int32)  # which images the kernels could not decode
-        self.staging = _core.Staging(self._memory, images, len(self._parts))
+        self.staging = _core.Staging(self._memory, images, len(self._parts), new_file, most_samples, to_learn)
         self._chunks: Any = None
+        self._points: torch.Tensor | None = None  # that the kernels have found
         self._is_unknown = False  # whether some may have failed
         self._decoded: Any = None  # an event
         self._began: Any = None  # one before the kernels, if they are timed
@@ -273,9 +315,14 @@ class StagedFiles:
         return [*map(bool, self.staging.has())]
 
     @property
-    def samples_staged(self) -> int:
-        """How many samples the kernels decode; of several views, each counts for its share."""
-        return (self._samples * len(self._parts) - self.staging.has().count(0)) // len(self._parts)
+    def decoded(self) -> tuple[NewFile, int, int]:
+        """What was done with new files; how many samples the kernels decode, and how many of them are of new files.
+
+        Of several views, each counts for its share.
+        """
+        views = len(self._parts)
+        staged = (self._samples * views - self.staging.has().count(0)) // views
+        return self._new_file, staged, self.staging.new_files
 
     def views(self) -> list[StagedView]:
         """Return what takes the place of each view's pixels, to be copied once."""
@@ -333,13 +380,18 @@ class StagedFiles:
             gave_up = "the kernel for transforms cannot be compiled"
         else:
             try:
-                files = self._decoder.memory("files", self.staging.used)
-                files[: self.staging.used].copy_(self._memory[: self.staging.used], non_blocking=True)
+                used, point_bytes = self.staging.used, self.staging.search[-1]
+                files = self._decoder.memory("files", used + point_bytes)
+                files[:used].copy_(self._memory[:used], non_blocking=True)
                 if timed:
                     self._began = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
                     self._began.record()
                 with stage("decode"):
                     self._bad.copy_(self._decode(files, pixels), non_blocking=True)
+                    if point_bytes:
+                        points = self._decoder.host_memory(point_bytes)
+                        points.copy_(files[used : used + point_bytes], non_blocking=True)
+                        self._points = points
             except torch.OutOfMemoryError:
                 gave_up = "the GPU had no memory left to decode in"
         if gave_up is not None:
@@ -363,15 +415,27 @@ class StagedFiles:
         bad = scratch[table_bytes : table_bytes + self._bad.nbytes].view(torch.int32)
         name, tables_grid, block, arguments = table_launch(codes, files.data_ptr(), scratch.data_ptr())
         launch(kernels[name], tables_grid, *block, *arguments)
-        begin = table_bytes
-        for chunk in self._chunks:
-            scratch[begin : zeros + chunk[4]].zero_()
-            begin = zeros
+        scratch[table_bytes : zeros + self._chunks[0][4]].zero_()
+        for name, grid, block, arguments in self._searches(files, scratch, bad):
+            launch(kernels[name], grid, *block, *arguments)
+        for number, chunk in enumerate(self._chunks):
+            if number:
+                scratch[zeros : zeros + chunk[4]].zero_()
             coefficients = scratch.data_ptr() + zeros
             memory = files.data_ptr(), scratch.data_ptr(), coefficients, coefficients + chunk[4]
             for name, grid, block, arguments in launches(chunk, *memory, pixels.data_ptr(), bad.data_ptr()):
                 launch(kernels[name], grid, *block, *arguments)
         return bad
+
+    def _searches(self, files: torch.Tensor, tables: torch.Tensor, bad: torch.Tensor) -> Iterator[Any]:
+        """Yield what finds the points of files that the index does not know."""
+        search, sets = self.staging.search, self.staging.codes[1]
+        if search[0]:
+            table_bytes = sets * _core.Staging.find_table_bytes
+            memory = self._decoder.memory("search", table_bytes + search[3])
+            find_tables = memory.data_ptr()
+            addresses = files.data_ptr(), tables.data_ptr(), find_tables, find_tables + table_bytes, bad.data_ptr()
+            yield from find_launches(search, len(self._bad), sets, *addresses)
 
     def failed(self) -> list[int]:
         """Return the images that the kernels could not decode.
@@ -382,6 +446,10 @@ class StagedFiles:
             return []
         self._is_unknown = False
         self._decoded.synchronize()
+        if self._points is not None:
+            if not (found := self.staging.found(self._points, self._bad)).done:
+                self._decoder.found(found)
+            self._points = None
         if not self._bad.any():
             return []
         flags, staged = self._bad.tolist(), self.staging.has()

@@ -29,8 +29,6 @@ def not_on_gpu_because(loader: LoaderConfig[object], recipe: Recipe, device: tor
         return "device_prefetch=0 copies on the consumer's stream"
     if not pins(loader, device):
         return "max_pinned_bytes=0, and files are copied through pinned memory"
-    if not loader.max_index_bytes:
-        return "max_index_bytes=0, and the kernels begin where the index says"
     if recipe.in_memory:
         return "the images are arrays"
     from fastload.device import nvrtc

@@ -108,12 +108,13 @@ class Comparison:
             "sampler": self._indices,
             "num_workers": asked.workers,
         }
-        places: tuple[Literal["cpu", "gpu"], ...] = ("cpu", "gpu") if asked.device != "cpu" else ("cpu",)
-        self._loaders = {
-            place: FastLoader(self._dataset, device=asked.device, engine="native", decode=place, **self._common)
-            for place in places
-        }
-        for loader in self._loaders.values():  # makes the index, which the kernels need
+        common = {"device": asked.device, "engine": "native", **self._common}
+        self._loaders = {"cpu": FastLoader(self._dataset, decode="cpu", **common)}
+        if asked.device != "cpu":
+            self._loaders["gpu"] = FastLoader(self._dataset, decode="gpu", **common)
+            # To which each file is new.
+            self._loaders["new"] = FastLoader(self._dataset, decode="gpu", max_index_bytes=0, **common)
+        for loader in self._loaders.values():  # makes the index
             for _ in loader:
                 pass
 
@@ -181,7 +182,8 @@ def compare(folder: Path, asked: Asked, keep: Callable[[dict[str, Any]], object]
         keep: Function that gets the record so far after each transform's turn.
 
     Returns:
-        The record: ``refused`` are crops that the kernels found undecodable, ``gpu_staged`` those that they decoded.
+        The record: ``refused`` are crops that the kernels found undecodable, ``gpu_staged`` those that they decoded;
+        ``new_refused`` and ``new_staged`` the same of files without an index. A crop that differs twice counts twice.
     """
     begin = time.monotonic()
     kinds = make_files(folder, asked.files, asked.seed, 2 * asked.workers)
@@ -196,10 +198,12 @@ def compare(folder: Path, asked: Asked, keep: Callable[[dict[str, Any]], object]
         seen: Counter[str] = Counter()
         for comparison in comparisons.values():
             seen.update(comparison.seen)
-        names = ("crops", "pillow_crops", "differ", "gpu_staged")
+        names = ("crops", "pillow_crops", "differ", "gpu_staged", "new_staged")
+        refused = {name: max(0, seen[f"{name}_python"] - seen["cpu_python"]) for name in ("gpu", "new")}
         return {
             **{name: seen[name] for name in names},
-            "refused": max(0, seen["gpu_python"] - seen["cpu_python"]) if asked.device != "cpu" else 0,
+            "refused": refused["gpu"] if asked.device != "cpu" else 0,
+            "new_refused": refused["new"] if asked.device != "cpu" else 0,
             "asked": asked.crops,
             "files": dict(kinds),
             "on_gpu": asked.device != "cpu",

@@ -26,7 +26,7 @@ THREADS: Final = {"loaders": (1, 2, 4, 8, 16), "firstbatch": (8,), "cpu": (8,), 
 MODELS: Final = ("resnet50", "resnet18", VIT_S)
 """Default models of ``train``."""
 
-GPU_PARTS: Final = ("kernels", "step", "verify")
+GPU_PARTS: Final = ("kernels", "epochs", "step", "verify")
 """Parts of ``gpudecode``."""
 
 EDGES: Final = {256: 1000, 500: 1000, 1000: 500, 2000: 160, 4000: 64}
@@ -200,6 +200,7 @@ BENCHMARKS: Final[Table] = {
         model(Sized("resnet50", TINY)),
         number("--batch-size", "images per batch", Sized(256, 8)),
         number("--threads", "decode threads", _CORES),
+        number("--epoch-threads", "decode threads of 'epochs'", Sized((1, 4, 16), (1, 2)), kind=numbers),
         number("--repeats", "epochs and turns that are timed", Sized(5, 2)),
         number("--steps", "training steps of a turn", Sized(20, 2)),
     ),

@@ -2,8 +2,12 @@
 
 * ``kernels``: milliseconds of each kernel for a batch of 256, with CUDA events around its launches (which count a
   kernel's start, too); beside them torch's profiler's, by the device's own records, with copies and fills. The loader
-  alone, from the second epoch on.
-* ``step``: a ResNet-50 step beside GPU decoding over the same step with its data on the GPU already, in turns.
+  alone, from the second epoch on, and without an index, as in the first.
+* ``epochs``: images/s of the loader alone in the first epoch and in later ones, by who decodes and by the number of
+  threads, in turns. A first epoch is a new loader's, which has visited none of the files; its first batches, which
+  start threads and fill queues, are timed apart.
+* ``step``: a ResNet-50 step beside GPU decoding, with and without an index, over the same step with its data on the GPU
+  already, in turns.
 * ``verify``: crops of varied files decoded on the GPU, compared bit for bit (:mod:`benchmarks._varied_crops`).
 
 The loader alone, training and memory beside other libraries are ``python -m benchmarks peers``. Without a GPU all of it
@@ -20,7 +24,7 @@ import time
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, Literal
 
 import torch
 from torch import Tensor
@@ -37,6 +41,8 @@ from fastload.bench._steps import TrainingStep, check_model, fixed_shapes, time_
 from fastload.bench._trace import profiled
 from fastload.device import nvrtc
 from fastload.device.decode import files as decode
+from fastload.device.decode.policy import DecodePolicy, Side
+from fastload.loader_state import state_of
 from fastload.measurement.clock import CudaClock
 from fastload.measurement.console import console
 from fastload.measurement.record import Spread, environment, extent, ratio, save
@@ -45,6 +51,8 @@ from fastload.measurement.throughput import NATIVE_AHEAD
 DECODE: Final = "fastload_decode"  # the kernels' program
 EPOCH_BATCHES: Final = 40  # whose kernels are timed together
 WARM_STEPS: Final = NATIVE_AHEAD + 4  # of a turn: what was decoded during the other one's is used up
+UNTIMED_BATCHES: Final = 8  # of an epoch, in which it starts and queues fill
+LATER_EPOCHS: Final = 2
 SKIPPED: Final = "torch finds no CUDA device here"
 
 
@@ -120,9 +128,9 @@ def _job(args: argparse.Namespace) -> Job:
     return Job(data=str(args.data), threads=args.threads, batch_size=args.batch_size, device="cuda")
 
 
-def _loader(args: argparse.Namespace, dataset: Any, sampler: Any) -> FastLoader[Any]:
+def _loader(args: argparse.Namespace, dataset: Any, sampler: Any, **options: Any) -> FastLoader[Any]:
     sizes: dict[str, Any] = {"batch_size": args.batch_size, "num_workers": args.threads}
-    return FastLoader(dataset, sampler=sampler, device="cuda", engine="native", decode="gpu", **sizes)
+    return FastLoader(dataset, sampler=sampler, device="cuda", engine="native", decode="gpu", **sizes, **options)
 
 
 def _late(args: argparse.Namespace) -> bool:
@@ -130,14 +138,18 @@ def _late(args: argparse.Namespace) -> bool:
 
 
 def kernels(args: argparse.Namespace) -> dict[str, Any]:
-    """Time the kernels of whole epochs of the loader alone."""
+    """Time the kernels of whole epochs of the loader alone, with and without an index."""
+    return _kernels(args) | {"new": _kernels(args, max_index_bytes=0)}
+
+
+def _kernels(args: argparse.Namespace, **options: Any) -> dict[str, Any]:
     job = _job(args)
     dataset = job.dataset()
     pool = job.indices(dataset)
     indices = list(pool)
     decode._kernels.cache_clear()  # what was compiled earlier has no names
     with recorded_launches(CudaClock().mark) as launches:
-        loader = _loader(args, dataset, indices)
+        loader = _loader(args, dataset, indices, **options)
 
         def epoch() -> int:
             """Run an epoch; return how many images the GPU decoded."""
@@ -178,23 +190,91 @@ def kernels(args: argparse.Namespace) -> dict[str, Any]:
     }
 
 
+class _Always(DecodePolicy):
+    """Keeps to one side."""
+
+    def __init__(self, side: Side) -> None:
+        super().__init__()
+        self._always = side
+
+    def choose(self) -> tuple[Side, bool]:
+        return self._always, False
+
+
+def epochs(args: argparse.Namespace) -> dict[str, Any]:
+    """Time first and later epochs of the loader alone."""
+    job = _job(args)
+    dataset = job.dataset()
+    indices = job.indices(dataset)
+    device = torch.device("cuda", torch.cuda.current_device())
+    sides: tuple[Side | Literal["auto"], ...] = ("auto", "threads", "find", "scan")
+    found: dict[str, dict[str, dict[str, list[float]]]] = {}
+
+    def run(threads: int, side: Side | Literal["auto"], into: dict[str, list[float]]) -> None:
+        loader = FastLoader(
+            dataset, batch_size=args.batch_size, sampler=indices, num_workers=threads, device="cuda", engine="native"
+        )
+        if side != "auto":
+            state_of(loader).decode_policies[device] = _Always(side)
+        for epoch in range(2 + LATER_EPOCHS):
+            begun, images = time.perf_counter(), 0
+            for number, (pixels, _) in enumerate(loader):
+                if number < UNTIMED_BATCHES:
+                    if number == UNTIMED_BATCHES - 1:
+                        torch.cuda.synchronize()
+                        started = time.perf_counter()
+                else:
+                    images += len(pixels)
+            torch.cuda.synchronize()
+            rate = images / (time.perf_counter() - started)
+            if not epoch:
+                into["start_s"].append(started - begun)
+            if epoch != 1:  # in the second the policy may still look for the best side
+                into["later" if epoch else "first"].append(rate)
+        into["first_on_gpu"].append(loader.stats().gpu_images / loader.stats().images)
+        loader.close()
+
+    for threads in args.epoch_threads:
+        by_side = found[str(threads)] = {side: defaultdict(list) for side in sides}
+        run(threads, "auto", defaultdict(list))  # warms up
+        order = list(sides)
+        for _ in range(args.repeats):
+            if all(by_side[side] for side in sides) and _late(args):
+                break
+            for side in order:
+                run(threads, side, by_side[side])
+            order.reverse()
+    measured = {
+        threads: {side: {name: Spread.of(values).record() for name, values in of.items()} for side, of in by.items()}
+        for threads, by in found.items()
+    }
+    return {"images_per_s": measured, "images": len(indices), "batch_size": args.batch_size}
+
+
 def step(args: argparse.Namespace) -> dict[str, Any]:
-    """Train beside GPU decoding and without any, in turns."""
+    """Train beside GPU decoding, with an index and without, and without any decoding, in turns."""
     job = _job(args)
     dataset = job.dataset()
     train = TrainingStep(args.model, torch.device("cuda", torch.cuda.current_device()), channels_last=True)
     clock = CudaClock()
-    loader = _loader(args, dataset, job.sampler(dataset))
+    loaders = {
+        "fed": _loader(args, dataset, job.sampler(dataset)),
+        "new": _loader(args, dataset, job.sampler(dataset), max_index_bytes=0),
+    }
     feeds: dict[str, Iterator[tuple[Tensor, Tensor]]] = {
-        "fed": iter(loader),
+        **{name: iter(loader) for name, loader in loaders.items()},
         "resident": ceiling.open_feed(job, "").batches,
     }
-    waits: list[float] = []
+    waits: dict[str, list[float]] = {name: [] for name in loaders}
+
+    def counted(name: str) -> tuple[int, int]:
+        stats = loaders[name].stats()
+        return stats.images, stats.gpu_images
 
     def turn(name: str) -> float:
         times = time_steps(feeds[name], train, clock, args.steps, warm=WARM_STEPS)
-        if name == "fed":
-            waits.append(times.waited_s / times.seconds)
+        if name in waits:
+            waits[name].append(times.waited_s / times.seconds)
         return float(1e3 * times.seconds / args.steps)
 
     for _ in range(2 * -(-len(job.indices(dataset)) // args.batch_size)):  # from the second epoch on
@@ -202,25 +282,30 @@ def step(args: argparse.Namespace) -> dict[str, Any]:
     with fixed_shapes():
         for name in feeds:
             turn(name)
-        waits.clear()
-        before = loader.stats()
+        for kept in waits.values():
+            kept.clear()
+        before = {name: counted(name) for name in loaders}
         taken: dict[str, list[float]] = {name: [] for name in feeds}
         order = list(feeds)
-        while len(waits) < args.repeats and not (waits and _late(args)):
+        while len(waits["fed"]) < args.repeats and not (waits["fed"] and _late(args)):
             for name in order:
                 taken[name].append(turn(name))
             order.reverse()
-    period = loader.stats()
-    loader.close()
+    shares = {}
+    for name, (images, on_gpu) in before.items():
+        images_after, on_gpu_after = counted(name)
+        shares[name] = (on_gpu_after - on_gpu) / max(1, images_after - images)
+    for loader in loaders.values():
+        loader.close()
     ms = {name: Spread.of(values) for name, values in taken.items()}
     return {
         "model": args.model,
         "batch_size": args.batch_size,
         "steps": args.steps,
         "ms_per_step": {name: value.record() for name, value in ms.items()},
-        "fed_over_resident": ratio(ms["fed"], ms["resident"]).record(),
-        "wait_share": Spread.of(waits).record(),
-        "decoded_on_gpu": (period.gpu_images - before.gpu_images) / max(1, period.images - before.images),
+        **{f"{name}_over_resident": ratio(ms[name], ms["resident"]).record() for name in loaders},
+        **{f"{name}_wait_share": Spread.of(kept).record() for name, kept in waits.items()},
+        **{f"{name}_decoded_on_gpu": share for name, share in shares.items()},
     }
 
 
@@ -249,17 +334,28 @@ def describe(part: str, result: Mapping[str, Any]) -> str:
         longest = sorted(result["profiled_ms"].items(), key=lambda item: -item[1])[:8]
         seen = ", ".join(f"{name.partition('(')[0]} {ms:.3f}" for name, ms in longest)
         decoded = "no launches seen" if total is None else f"{total['median']:.3f} ms to decode"
-        return f"kernels, per batch of {result['batch_size']}: {decoded} ({each}); profiler: {seen}"
+        told = f"kernels, per batch of {result['batch_size']}: {decoded} ({each}); profiler: {seen}"
+        return told if "new" not in result else f"{told}\nnew files, {describe(part, result['new'])}"
     if part == "step":
-        over, ms = result["fed_over_resident"], result["ms_per_step"]
-        return (
-            f"step of {result['model']}: {ms['resident']['median']:.2f} ms, beside GPU decoding "
-            f"{ms['fed']['median']:.2f} ms: {over['median']:.4f} ({extent(over, '.4f')}); "
-            f"{result['decoded_on_gpu']:.1%} of the images decoded on the GPU"
+        ms = result["ms_per_step"]
+        return f"step of {result['model']}: {ms['resident']['median']:.2f} ms, " + "; ".join(
+            f"beside GPU decoding {of} {ms[name]['median']:.2f} ms: {over['median']:.4f} ({extent(over, '.4f')}), "
+            f"{result[f'{name}_decoded_on_gpu']:.1%} of the images decoded on the GPU"
+            for name, of in (("fed", "with an index"), ("new", "of new files"))
+            for over in (result[f"{name}_over_resident"],)
+        )
+    if part == "epochs":
+        return "epochs: images/s " + "; ".join(
+            f"{threads} threads: "
+            + ", ".join(
+                f"{side} {of['first']['median']:,.0f}, later {of['later']['median']:,.0f}" for side, of in by.items()
+            )
+            for threads, by in result["images_per_s"].items()
         )
     return (
         f"verify: {result['differ']} of {result['crops']:,} crops differ; {result['gpu_staged']:,} were decoded on the "
-        f"GPU, {result['refused']:,} refused by its kernels, {result['pillow_crops']:,} compared with Pillow's; "
+        f"GPU, {result['refused']:,} refused by its kernels; as new files {result['new_staged']:,} and "
+        f"{result['new_refused']:,}; {result['pillow_crops']:,} compared with Pillow's; "
         f"{result['seconds']:.0f} s"
     )
 
@@ -269,7 +365,8 @@ def main(args: argparse.Namespace) -> int:
     begin, has_gpu, parts = time.monotonic(), torch.cuda.is_available(), args.parts.split(",")
     check_names("--parts", parts, GPU_PARTS)
     check_model(args.model)
-    sizes = {name: getattr(args, name) for name in ("batch_size", "threads", "repeats", "steps", "verify", "files")}
+    names = ("batch_size", "threads", "epoch_threads", "repeats", "steps", "verify", "files")
+    sizes = {name: getattr(args, name) for name in names}
     args.deadline = None if args.seconds is None else begin + args.seconds
     if not has_gpu and not args.quick:
         console().print(f"bench gpudecode: skipped, {SKIPPED}; --quick shows that verify works")
@@ -298,7 +395,7 @@ def main(args: argparse.Namespace) -> int:
             elif not has_gpu:
                 result = {"skipped": SKIPPED}
             else:
-                result = (kernels if part == "kernels" else step)(args)
+                result = {"kernels": kernels, "epochs": epochs, "step": step}[part](args)
         except (ValueError, RuntimeError, ImportError) as error:
             console().print(f"failed: {part}: {type(error).__name__}: {error}", markup=False)
             result, failed = {"failed": f"{type(error).__name__}: {error}"}, True

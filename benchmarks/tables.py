@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 import math
 import operator
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Final
 
@@ -290,7 +290,7 @@ def gpudecode(record: dict[str, Any]) -> str:
         part = record.get(name, {"skipped": "not asked"})
         if reason := part.get("skipped") or part.get("failed"):
             said.append(f"Not measured: {name}, {' '.join(str(reason).split())}.")
-    if parts.keys() & {"kernels", "step"}:
+    if parts.keys() & {"kernels", "epochs", "step"}:
         data = record["dataset"]
         threads = record["parameters"]["threads"]
         said.append(f"{threads} threads; {data['images']} images of {data['mean_kb']:,.0f} KB.")
@@ -312,17 +312,42 @@ def _measured(record: dict[str, Any]) -> dict[str, Any]:
 
 
 def _kernels(part: dict[str, Any]) -> str:
-    rows = [
-        [f"`{name.rpartition('.')[2]}`", with_farthest(one, ".3f", " ms")]
-        for name, one in part["ms"].items()
-        if one["median"] >= 0.0005
-    ]
-    if part["decode_ms"] is not None:
-        rows.append(["all that decode", f"**{with_farthest(part['decode_ms'], '.3f', ' ms')}**"])
-    profiled = sorted(part["profiled_ms"].items(), key=lambda item: -item[1])
-    rows += [[f"profiler: `{_short(name)}`", f"{ms:.3f} ms"] for name, ms in profiled if ms >= 0.005]
-    shown = table([f"for {part['batch_size']} images that the GPU decodes", ""], rows)
+    both = [part["new"], part]  # every file new, and none
+    names = dict.fromkeys(name for of in both for name, one in of["ms"].items() if one["median"] >= 0.0005)
+
+    def cells(times: Iterable[dict[str, float] | None], bold: str = "") -> list[str]:
+        return ["" if one is None else f"{bold}{with_farthest(one, '.3f', ' ms')}{bold}" for one in times]
+
+    rows = [[f"`{name.rpartition('.')[2]}`", *cells(of["ms"].get(name) for of in both)] for name in names]
+    rows.append(["all that decode", *cells((of["decode_ms"] for of in both), "**")])
+    profiled = {name for of in both for name, ms in of["profiled_ms"].items() if ms >= 0.005}
+    for name in sorted(profiled, key=lambda name: -max(of["profiled_ms"].get(name, 0.0) for of in both)):
+        shown = [f"{ms:.3f} ms" if (ms := of["profiled_ms"].get(name)) is not None else "" for of in both]
+        rows.append([f"profiler: `{_short(name)}`", *shown])
+    shown = table([f"for {part['batch_size']} images that the GPU decodes", "first visit", "later visits"], rows)
     return f"{shown}\n\n{part['images'] / part['of_images']:.1%} of the images were decoded on the GPU."
+
+
+_SIDES: Final = {
+    "auto": '`decode="auto"`',
+    "threads": "decode threads",
+    "find": "the GPU, which finds its way",
+    "scan": "the GPU, threads scan new files",
+}
+
+
+def _epochs(part: dict[str, Any]) -> str:
+    rows = []
+    for threads, by_side in part["images_per_s"].items():
+        for side, what in _SIDES.items():
+            rates = (with_farthest(by_side[side][of], ",.0f") for of in ("first", "later"))
+            rows.append([threads, what, *rates])
+    shown = table(["threads", "decoded by", "first epoch, images/s", "later epochs, images/s"], rows, texts=2)
+    starts = [by_side["auto"]["start_s"]["median"] for by_side in part["images_per_s"].values()]
+    return (
+        f"{shown}\n\nThe loader alone, epochs of {part['images']:,} files, each new to a first epoch's loader; without "
+        f"the first batches, in which threads start and queues fill ({min(starts):.2f} to {max(starts):.2f} s)."
+    )
 
 
 def _short(name: str, most: int = 60) -> str:
@@ -333,10 +358,11 @@ def _short(name: str, most: int = 60) -> str:
 
 def _step(part: dict[str, Any]) -> str:
     over, ms = part["fed_over_resident"], part["ms_per_step"]
+    new = part["new_over_resident"]
     return (
         f"A {_model(part['model'])} step takes {ms['resident']['median']:.2f} ms with its data on the GPU already, "
         f"{ms['fed']['median']:.2f} ms while the GPU also decodes the next batch: {over['median']:.4f} times as long "
-        f"({extent(over, '.4f')})."
+        f"({extent(over, '.4f')}); {new['median']:.4f} times ({extent(new, '.4f')}) if all its files are new."
     )
 
 
@@ -345,8 +371,8 @@ def _verify(part: dict[str, Any]) -> str:
         return f"{part['pillow_crops']:,} crops by decode threads beside Pillow's: {part['differ']} differ."
     return (
         f"{part['differ']:,} of {part['crops']:,} random crops of varied files differ in a bit from the decode "
-        f"threads'. The GPU decoded {part['gpu_staged']:,} of them; {part['pillow_crops']:,} were compared with "
-        "Pillow's, too."
+        f"threads'. The GPU decoded {part['gpu_staged']:,} of them from an index, and {part['new_staged']:,} from files "
+        f"that were new to it; {part['pillow_crops']:,} were compared with Pillow's, too."
     )
 
 
@@ -356,7 +382,7 @@ def _verify_with_files(part: dict[str, Any]) -> str:
     return f"{_verify(part)} Files: {files}; {len(part['by_transform'])} transforms."
 
 
-_GPU_PARTS: Final = {"kernels": _kernels, "step": _step, "verify": _verify_with_files}
+_GPU_PARTS: Final = {"kernels": _kernels, "epochs": _epochs, "step": _step, "verify": _verify_with_files}
 
 
 @dataclass(frozen=True)

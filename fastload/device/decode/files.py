@@ -201,11 +201,7 @@ class Decoder:
             most_samples: Samples behind the first so many are left to the threads.
         """
         how = new_file, most_samples, self._to_learn()
-        return StagedFiles(self, pixels, by_view, self._bytes_per_image, self.host_memory, *how)
-
-    def host_memory(self, nbytes: int) -> torch.Tensor:
-        """Return pinned memory, ``(nbytes,)`` uint8."""
-        return self._buffers.take(nbytes)
+        return StagedFiles(self, pixels, by_view, self._bytes_per_image, self._buffers.take, *how)
 
     def found(self, points: _core.FoundPoints) -> None:
         """Let threads note these points in the index, while they prepare later batches."""
@@ -388,10 +384,9 @@ class StagedFiles:
                     self._began.record()
                 with stage("decode"):
                     self._bad.copy_(self._decode(files, pixels), non_blocking=True)
-                    if point_bytes:
-                        points = self._decoder.host_memory(point_bytes)
-                        points.copy_(files[used : used + point_bytes], non_blocking=True)
-                        self._points = points
+                    if 0 < point_bytes <= len(self._memory) - used:  # else the index learns nothing of this batch
+                        self._points = self._memory[used : used + point_bytes]
+                        self._points.copy_(files[used : used + point_bytes], non_blocking=True)
             except torch.OutOfMemoryError:
                 gave_up = "the GPU had no memory left to decode in"
         if gave_up is not None:

@@ -201,6 +201,7 @@ BENCHMARKS: Final[Table] = {
         number("--batch-size", "images per batch", Sized(256, 8)),
         number("--threads", "decode threads", _CORES),
         number("--epoch-threads", "decode threads of 'epochs'", Sized((1, 4, 16), (1, 2)), kind=numbers),
+        number("--epoch-images", "images of each of its epochs", Sized(49_152, 64)),
         number("--repeats", "epochs and turns that are timed", Sized(5, 2)),
         number("--steps", "training steps of a turn", Sized(20, 2)),
     ),

@@ -371,8 +371,8 @@ def _verify(part: dict[str, Any]) -> str:
         return f"{part['pillow_crops']:,} crops by decode threads beside Pillow's: {part['differ']} differ."
     return (
         f"{part['differ']:,} of {part['crops']:,} random crops of varied files differ in a bit from the decode "
-        f"threads'. The GPU decoded {part['gpu_staged']:,} of them from an index, and {part['new_staged']:,} from files "
-        f"that were new to it; {part['pillow_crops']:,} were compared with Pillow's, too."
+        f"threads'. The GPU decoded {part['gpu_staged']:,} of them with an index and {part['new_staged']:,} without; "
+        f"{part['pillow_crops']:,} were compared with Pillow's, too."
     )
 
 

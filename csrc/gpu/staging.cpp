@@ -286,7 +286,7 @@ void Staging::place_searches() {
     const std::size_t subsequences = subsequences_of(staged);
     if (subsequences == 0) continue;
     staged.runs = static_cast<unsigned>(search_.run_bytes / kAlignment);
-    search_.run_bytes += (3 * subsequences + 1) * sizeof(FoundRun);
+    search_.run_bytes += aligned(static_cast<std::size_t>(found_bytes(subsequences)));
     staged.found_points = static_cast<unsigned>(end);
     staged.points += staged.found_points;
     end += aligned(

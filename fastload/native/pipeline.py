@@ -390,6 +390,8 @@ class DecodePipeline:
         """Wait for the pixels, and make odd samples in Python."""
         begun = time.monotonic()
         odd = self._odd_samples(batch)
+        if self._choice is not None and (index := self.recipe.options.get("index")) is not None:
+            self._choice.learn(index, lambda: batch.job.wait(0.0) == "timeout")
         odd.answer()
         if self._closed:  # samples not decoded by then are cancelled
             raise ClosedError

@@ -269,6 +269,13 @@ class FilesOf:
     decode_s = 0.001
     decoded = "find", 7, 7
     most_samples: int | None = None
+    left = 0
+
+    def to_learn(self) -> FilesOf | None:
+        return self if self.left else None
+
+    def learn(self, index: object) -> None:
+        self.left -= 1
 
     def files(
         self, pixels: torch.Tensor, by_view: object, side: object = None, most_samples: int | None = None
@@ -297,6 +304,16 @@ def test_gpu_decodes_every_batch_if_told_so() -> None:
     assert choice.note(OneBatch(None), 0.0, 1) == 0
     assert choice.note(OneBatch(decoder), 0.0, 1) == 7
     assert [choice.files(torch.zeros(8), lambda pixels: [pixels]) for _ in range(3)] == [decoder] * 3
+
+
+def test_the_index_learns_as_long_as_there_is_time() -> None:
+    decoder: Any = FilesOf()
+    decoder.left, time = 5, iter([True, True, False])
+    choice = DecodeChoice(decoder, None)
+    choice.learn(None, lambda: next(time))
+    assert decoder.left == 3
+    choice.learn(None, lambda: True)
+    assert decoder.left == 0
 
 
 @pytest.mark.parametrize("policy", [None, DecodePolicy()])

@@ -402,6 +402,9 @@ class HostDecoder:
     def __init__(self, kernels: KernelsOnCpu) -> None:
         self.kernels = kernels
 
+    def to_learn(self) -> None:
+        return None
+
     def files(self, pixels: torch.Tensor, by_view: Any, new_file: str, most_samples: int | None) -> HostStaged:
         return HostStaged(self.kernels, pixels, by_view, new_file)
 

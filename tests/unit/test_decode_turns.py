@@ -122,15 +122,15 @@ class Points:
 
 def test_found_points_are_noted_in_the_index_in_their_turn():
     decoder, points = decoder_on_host(), [Points() for _ in range(4)]
-    assert decoder._to_learn() is None
+    assert decoder.to_learn() is None
     for one in points[:2]:
         decoder.found(one)
-    assert decoder._to_learn() is decoder._to_learn() is points[0]
+    assert decoder.to_learn() is decoder.to_learn() is points[0]
     points[0].done = True
-    assert decoder._to_learn() is points[1]
+    assert decoder.to_learn() is points[1]
     for one in points[2:]:  # one more than are kept
         decoder.found(one)
-    assert decoder._to_learn() is points[2]
+    assert decoder.to_learn() is points[2]
 
 
 def test_a_decoder_that_gives_up_frees_its_memory(monkeypatch):

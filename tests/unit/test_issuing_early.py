@@ -42,6 +42,9 @@ class Decoder:
         self.asked: list[tuple[str, int]] = []
         self.batches = 0
 
+    def to_learn(self) -> None:
+        return None
+
     def files(self, pixels: torch.Tensor, by_view: Any, new_file: str, most_samples: int | None) -> Staged:
         self.batches += 1
         return Staged(self, self.batches - 1, pixels)

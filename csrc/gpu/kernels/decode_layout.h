@@ -17,6 +17,7 @@ constexpr unsigned kSubsequenceBits = 1024;  // of the data, which is cut into a
 constexpr unsigned kFindsPerBlock = 256;     // subsequences of a block of threads
 constexpr int kFindTableBytes = 12848;       // of device memory for the tables made of an image's codes
 constexpr unsigned kLinkMax = 256;           // subsequences in which a decoder synchronizes, or the file is bad
+constexpr unsigned kPassedMax = 8;           // ends of subsequences that a run notes on its way
 
 // Where a segment begins. Each row of MCUs has one for each segment, and one behind the last. Rows begin at a multiple
 // of two segments; predictors of odd segments are not known.
@@ -71,8 +72,13 @@ struct FoundRun {
   unsigned blocks;              // that have ended
   int sums[kStagedComponents];  // of DC differences since the last restart
   unsigned link;                // the subsequence at whose end it was in the state of that one's own decoder
-  unsigned restarted;           // whether there was a restart; of a beginning, whether it is on the chain
+  unsigned restarted : 1;       // whether there was a restart; of a beginning, whether it is on the chain
+  unsigned passed : 31;         // how many ends of subsequences it has noted on its way
 };
+// Bytes of intermediate results for an image of so many subsequences.
+constexpr unsigned long long found_bytes(unsigned long long subsequences) {
+  return (subsequences * (3 + kPassedMax) + 1) * sizeof(FoundRun) + (subsequences + 1) * sizeof(unsigned);
+}
 constexpr unsigned kFinishedState = 0xFFFFFFFF;  // at the end of the data
 
 // A block of threads of the first kernel: each decodes a segment of one image, from the upper left on. Rows have an

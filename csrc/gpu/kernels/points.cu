@@ -6,8 +6,9 @@
 // `subsequences` decodes each from its first bit on. `synchronize` decodes on from where each ended, until it is in the
 // state in which a later one has ended: a link. All end behind a block. `chain` follows the links from the scan's first
 // bit on, which is what a sequential decoder would do, and adds up blocks and DC differences. `points` decodes once
-// more, along the chain, and writes the points; `stuffed` says where these are in the file. Whatever does not come out
-// even (links, numbers of blocks, restarts, the end of the data) makes the image bad: the host decodes it.
+// more, along the chain, and writes the points: each thread from where `synchronize` has come into a subsequence.
+// `stuffed` says where the points are in the file. Whatever does not come out even (links, numbers of blocks, restarts,
+// the end of the data) makes the image bad: the host decodes it.
 
 #include "decode_layout.h"
 #include "huffman.cu"
@@ -267,20 +268,26 @@ __device__ __forceinline__ u32 subsequences_of(const StagedImage& image) {
 }
 
 // An image's runs: those of `subsequences`, those of `synchronize`, and the beginnings that `chain` writes: first the
-// scan's, then for each run its own.
+// scan's, then for each run its own. Then where each run of `synchronize` was on its way, kPassedMax for each. For each
+// subsequence but the first the run of the chain that has come into it.
 struct Runs {
-  FoundRun *own, *linked, *begun;
+  FoundRun *own, *linked, *begun, *passed;
+  u32* owner;
   u32 count;
   __device__ __forceinline__ Runs(const StagedImage& image, u8* scratch) : count(subsequences_of(image)) {
     own = reinterpret_cast<FoundRun*>(scratch + static_cast<u64>(image.runs) * 16);
     linked = own + count;
     begun = linked + count;
+    passed = begun + count + 1;
+    owner = reinterpret_cast<u32*>(passed + static_cast<u64>(count) * kPassedMax);
   }
 };
 
-__device__ __forceinline__ void store(const Walk& walk, u32 link, FoundRun& to) {
-  to = {walk.position,           walk.state(), walk.blocks, {walk.sums[0], walk.sums[1], walk.sums[2]}, link,
-        walk.restarted ? 1u : 0u};
+__device__ __forceinline__ void store(const Walk& walk, u32 link, u32 passed, FoundRun& to) {
+  FoundRun made = {walk.position, walk.state(), walk.blocks, {walk.sums[0], walk.sums[1], walk.sums[2]}, link, 0, 0};
+  made.restarted = walk.restarted ? 1 : 0;
+  made.passed = passed;
+  to = made;
 }
 
 }  // namespace
@@ -324,7 +331,7 @@ extern "C" __global__ void __launch_bounds__(kFindThreads)
   Walk walk(window, batch, image);
   walk.begin(number * kSubsequenceBits, 0);
   walk.run((number + 1) * kSubsequenceBits);
-  store(walk, kNoLink, runs.own[number]);
+  store(walk, kNoLink, 0, runs.own[number]);
 }
 
 extern "C" __global__ void __launch_bounds__(kFindThreads)
@@ -339,7 +346,7 @@ extern "C" __global__ void __launch_bounds__(kFindThreads)
   const Runs runs(image, scratch);
   const u32 last = min(first + kFindsPerBlock, runs.count);
   Walk walk(window, batch, image);
-  u32 target = 0, until = 0;
+  u32 target = 0, until = 0, passed = 0;
   bool begins = true, ends = true;
   // One loop: lanes take the next run while others of their warp still decode.
   while (number < last) {
@@ -348,6 +355,7 @@ extern "C" __global__ void __launch_bounds__(kFindThreads)
       walk.begin(own.bit, own.state);
       target = number + 1;
       until = (target + 1) * kSubsequenceBits;
+      passed = 0;
       begins = false;
       ends = true;
     }
@@ -361,12 +369,13 @@ extern "C" __global__ void __launch_bounds__(kFindThreads)
       if (other.bit == walk.position && other.state == walk.state()) {
         link = target;
       } else if (target - number < kLinkMax) {
+        if (passed < kPassedMax) store(walk, kNoLink, 0, runs.passed[static_cast<u64>(number) * kPassedMax + passed++]);
         ++target;
         until += kSubsequenceBits;
         continue;
       }
     }
-    store(walk, link, runs.linked[number]);
+    store(walk, link, passed, runs.linked[number]);
     number = first + atomicAdd(&window.taken, 1u);
     begins = true;
   }
@@ -397,7 +406,7 @@ extern "C" __global__ void __launch_bounds__(kChainThreads)
     const FoundRun& own = runs.own[0];
     carried = {own.blocks, own.restarted, {own.sums[0], own.sums[1], own.sums[2]}};
     entry = 0;
-    runs.begun[0] = {0, 0, 0, {0, 0, 0}, 0, 1};  // up to the end of the first subsequence
+    runs.begun[0] = {0, 0, 0, {0, 0, 0}, 0, 1, 0};  // up to the end of the first subsequence
   }
   __syncthreads();
   for (u32 base = 0; base < runs.count; base += kChainThreads) {
@@ -441,9 +450,15 @@ extern "C" __global__ void __launch_bounds__(kChainThreads)
     if (thread < count) {
       const Sum before = thread == 0 ? carried : scanned[thread - 1];
       const FoundRun& own = runs.own[number];
-      runs.begun[number + 1] = {own.bit,       own.state,
-                                before.blocks, {before.sums[0], before.sums[1], before.sums[2]},
-                                linked.link,   is_on ? 1u : 0u};
+      FoundRun begun = {
+          own.bit, own.state, before.blocks, {before.sums[0], before.sums[1], before.sums[2]}, linked.link, 0, 0};
+      begun.restarted = is_on ? 1 : 0;
+      begun.passed = linked.passed;
+      runs.begun[number + 1] = begun;
+      if (is_on) {
+        const u32 last = min(linked.link, runs.count);
+        for (u32 i = number + 1; i <= last; ++i) runs.owner[i] = number;
+      }
       if (is_on && linked.link >= kEndLink) {
         const u32 blocks = static_cast<u32>(image.across * image.down + image.components - 1);
         const u64 whole = static_cast<u64>(image.scan_columns) * static_cast<u64>(image.scan_rows) * blocks;
@@ -472,9 +487,29 @@ extern "C" __global__ void __launch_bounds__(kFindThreads)
   const u32 columns = static_cast<u32>(image.scan_columns), rows = static_cast<u32>(image.scan_rows);
   const u32 in_row = (columns + kSegmentMcus - 1) / kSegmentMcus;
   const u32 every = static_cast<u32>(image.restart_interval);
-  u32 number = first + static_cast<u32>(thread_number()), until = 0, row = 0, column = 0, until_restart = 0;
-  int before[3] = {0, 0, 0};
-  bool begins = true, sound = true;
+  const u32 number = first + static_cast<u32>(thread_number());
+  if (number >= last) return;
+  // The run that has come into this subsequence, and which of its parts lies in it.
+  const u32 run = number == 0 ? 0 : runs.owner[number], part = number == 0 ? 0 : number - run - 1;
+  const FoundRun begun = runs.begun[number == 0 ? 0 : run + 1];
+  if (number > 0 && (run >= number || part > begun.passed)) return;  // it has passed several ends at once
+  const FoundRun* const passed = runs.passed + static_cast<u64>(run) * kPassedMax;
+  u32 blocks = begun.blocks, bit = begun.bit, state = begun.state;
+  int before[3] = {begun.sums[0], begun.sums[1], begun.sums[2]};
+  if (part > 0) {
+    const FoundRun& from = passed[part - 1];
+    bit = from.bit;
+    state = from.state;
+    blocks += from.blocks;
+    for (int c = 0; c < 3; ++c) before[c] = from.sums[c] + (from.restarted != 0 ? 0 : before[c]);
+  }
+  const u32 until = number > 0 && part < begun.passed ? passed[part].bit
+                    : begun.link == kEndLink          ? 0xFFFFFFFFu
+                                                      : runs.own[begun.link].bit;
+  walk.begin(bit, state);
+  const u32 mcu = blocks / walk.blocks_per_mcu;
+  bool sound = walk.finished || blocks - mcu * walk.blocks_per_mcu == walk.block;
+  u32 row = mcu / columns, column = mcu - row * columns, until_restart = every == 0 ? 0xFFFFFFFFu : every - mcu % every;
   const auto put = [&] {
     if (column % kSegmentMcus == 0 && row < rows) {
       StagedPoint point;
@@ -488,47 +523,25 @@ extern "C" __global__ void __launch_bounds__(kFindThreads)
       to[row * in_row + column / kSegmentMcus] = point;
     }
   };
-  while (number < last) {
-    if (begins) {
-      const FoundRun begun = runs.begun[number];
-      if (begun.restarted == 0) {  // not on the chain
-        number = first + atomicAdd(&window.taken, 1u);
-        continue;
-      }
-      walk.begin(begun.bit, begun.state);
-      until = begun.link == kEndLink ? 0xFFFFFFFFu : runs.own[begun.link].bit;
-      for (int c = 0; c < 3; ++c) before[c] = begun.sums[c];
-      const u32 mcu = begun.blocks / walk.blocks_per_mcu;
-      sound = sound && (walk.finished || begun.blocks - mcu * walk.blocks_per_mcu == walk.block);
-      row = mcu / columns;
-      column = mcu - row * columns;
-      until_restart = every == 0 ? 0xFFFFFFFFu : every - mcu % every;
-      begins = false;
-      if (walk.state() == 0) put();
+  if (walk.state() == 0) put();
+  while (!walk.finished && walk.position < until) {
+    const u32 interval = walk.interval;
+    if (!walk.step() || walk.block != 0) continue;
+    ++column;
+    if (column == columns) {
+      column = 0;
+      ++row;
     }
-    if (!walk.finished && walk.position < until) {
-      const u32 interval = walk.interval;
-      if (walk.step() && walk.block == 0) {
-        ++column;
-        if (column == columns) {
-          column = 0;
-          ++row;
-        }
-        --until_restart;
-        // Restarts are where the interval says, and nowhere else.
-        sound = sound && (walk.finished || (walk.interval != interval) == (until_restart == 0));
-        if (until_restart == 0) until_restart = every;
-        if (!walk.finished) put();
-      }
-      continue;
-    }
-    sound = sound && !walk.wrong;
-    if (walk.finished) {
-      sound = sound && row == rows && column == 0;
-      to[rows * in_row] = {kNoStagedPoint, {}, 0};
-    }
-    number = first + atomicAdd(&window.taken, 1u);
-    begins = true;
+    --until_restart;
+    // Restarts are where the interval says, and nowhere else.
+    sound = sound && (walk.finished || (walk.interval != interval) == (until_restart == 0));
+    if (until_restart == 0) until_restart = every;
+    if (!walk.finished) put();
+  }
+  sound = sound && !walk.wrong;
+  if (walk.finished) {
+    sound = sound && row == rows && column == 0;
+    to[rows * in_row] = {kNoStagedPoint, {}, 0};
   }
   if (!sound) bad[item.image] = 1;
 }

@@ -87,6 +87,16 @@ class DecodeChoice:
         samples = len(by_view(pixels)[0])
         return self._decoder.files(pixels, by_view, side, samples - probed_of(samples) if probes else None)
 
+    def learn(self, index: Any, has_time: Callable[[], bool]) -> None:
+        """Note in the index what kernels have found in new files, as long as there is time.
+
+        Args:
+            index: A :class:`_core.JpegIndex`.
+            has_time: Whether there still is.
+        """
+        while (points := self._decoder.to_learn()) is not None and has_time():
+            points.learn(index)
+
     def note(self, batch: Decoded, blocked_s: float, threads: int) -> int:
         """Learn from a batch that was passed on to the device.
 

@@ -200,15 +200,21 @@ class Decoder:
                 ``"scan"`` them first.
             most_samples: Samples behind the first so many are left to the threads.
         """
-        how = new_file, most_samples, self._to_learn()
+        how = new_file, most_samples, self.to_learn()
         return StagedFiles(self, pixels, by_view, self._bytes_per_image, self._buffers.take, *how)
 
     def found(self, points: _core.FoundPoints) -> None:
-        """Let threads note these points in the index, while they prepare later batches."""
+        """Keep these points for the index.
+
+        The pipeline's thread notes them while it would wait, and threads do before they prepare a later batch's files.
+        """
         with self._lock:
             self._found.append(points)
 
-    def _to_learn(self) -> _core.FoundPoints | None:
+    def to_learn(self) -> _core.FoundPoints | None:
+        """Return what is to be noted in the index next."""
+        if not self._found:
+            return None
         with self._lock:
             while self._found and self._found[0].done:
                 self._found.popleft()

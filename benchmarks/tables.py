@@ -322,8 +322,8 @@ def _kernels(part: dict[str, Any]) -> str:
     rows.append(["all that decode", *cells((of["decode_ms"] for of in both), "**")])
     profiled = {name for of in both for name, ms in of["profiled_ms"].items() if ms >= 0.005}
     for name in sorted(profiled, key=lambda name: -max(of["profiled_ms"].get(name, 0.0) for of in both)):
-        shown = [f"{ms:.3f} ms" if (ms := of["profiled_ms"].get(name)) is not None else "" for of in both]
-        rows.append([f"profiler: `{_short(name)}`", *shown])
+        times = [f"{ms:.3f} ms" if (ms := of["profiled_ms"].get(name)) is not None else "" for of in both]
+        rows.append([f"profiler: `{_short(name)}`", *times])
     shown = table([f"for {part['batch_size']} images that the GPU decodes", "first visit", "later visits"], rows)
     return f"{shown}\n\n{part['images'] / part['of_images']:.1%} of the images were decoded on the GPU."
 
@@ -340,7 +340,7 @@ def _epochs(part: dict[str, Any]) -> str:
     rows = []
     for threads, by_side in part["images_per_s"].items():
         for side, what in _SIDES.items():
-            rates = (with_farthest(by_side[side][of], ",.0f") for of in ("first", "later"))
+            rates = (with_farthest(by_side[side][of], ",.0f", "") for of in ("first", "later"))
             rows.append([threads, what, *rates])
     shown = table(["threads", "decoded by", "first epoch, images/s", "later epochs, images/s"], rows, texts=2)
     starts = [by_side["auto"]["start_s"]["median"] for by_side in part["images_per_s"].values()]

@@ -53,6 +53,11 @@ std::size_t subsequences_of(const StagedImage& image) {
   return image.interval_count == 0 ? 0 : (std::size_t{image.data_bytes} * 8 + kSubsequenceBits - 1) / kSubsequenceBits;
 }
 
+// Of the kernels that find points: see Runs in points.cu.
+std::size_t run_bytes_of(std::size_t subsequences) {
+  return aligned((subsequences * (3 + kPassedMax) + 1) * sizeof(FoundRun) + (subsequences + 1) * sizeof(unsigned));
+}
+
 }  // namespace
 
 bool stage_sample(ByteSource& source, const JpegHeader& header, const Geometry& geometry, const SampleOptions& options,
@@ -286,7 +291,7 @@ void Staging::place_searches() {
     const std::size_t subsequences = subsequences_of(staged);
     if (subsequences == 0) continue;
     staged.runs = static_cast<unsigned>(search_.run_bytes / kAlignment);
-    search_.run_bytes += aligned(static_cast<std::size_t>(found_bytes(subsequences)));
+    search_.run_bytes += run_bytes_of(subsequences);
     staged.found_points = static_cast<unsigned>(end);
     staged.points += staged.found_points;
     end += aligned(

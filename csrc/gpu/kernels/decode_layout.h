@@ -75,10 +75,6 @@ struct FoundRun {
   unsigned restarted : 1;       // whether there was a restart; of a beginning, whether it is on the chain
   unsigned passed : 31;         // how many ends of subsequences it has noted on its way
 };
-// Bytes of intermediate results for an image of so many subsequences.
-constexpr unsigned long long found_bytes(unsigned long long subsequences) {
-  return (subsequences * (3 + kPassedMax) + 1) * sizeof(FoundRun) + (subsequences + 1) * sizeof(unsigned);
-}
 constexpr unsigned kFinishedState = 0xFFFFFFFF;  // at the end of the data
 
 // A block of threads of the first kernel: each decodes a segment of one image, from the upper left on. Rows have an

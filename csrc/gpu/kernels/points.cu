@@ -16,7 +16,7 @@
 namespace fastload {
 namespace {
 
-constexpr int kFindThreads = kFindsPerBlock;  // as in decode.py, as the next line
+constexpr int kFindThreads = 256;  // as in files.py, as the next line
 constexpr int kChainThreads = 512;
 constexpr u32 kNoLink = 0xFFFFFFFF, kEndLink = 0xFFFFFFFE;
 constexpr int kAdvanceBits = 11;  // by which AC symbols are looked up, as many at once as these bits have
@@ -75,7 +75,7 @@ __device__ __forceinline__ u32 advance_of(const Tables& tables, int which, u32 b
 // What a block of threads has in shared memory: an image's tables, and the data from its first subsequence on.
 constexpr u32 kSubsequenceWords = kSubsequenceBits / 32;
 constexpr u32 kWindowWords = (kFindsPerBlock + 16) * kSubsequenceWords;
-static_assert(kSubsequenceWords == 32);  // so that words of subsequences lie in different banks
+static_assert(kSubsequenceWords % 2 == 0);  // so that threads read words of different banks, with the gaps
 struct Window {
   FindTables tables;
   u32 words[kWindowWords + kWindowWords / kSubsequenceWords];
@@ -324,14 +324,16 @@ extern "C" __global__ void __launch_bounds__(kFindThreads)
   __shared__ Window window;
   const StagedWork item = work[blockIdx.x];
   const StagedImage& image = reinterpret_cast<const StagedImage*>(batch)[item.image];
-  const u32 first = static_cast<u32>(item.thread), number = first + static_cast<u32>(thread_number());
+  const u32 first = static_cast<u32>(item.thread);
   load(batch, image, tables, first, 0, window);
   const Runs runs(image, scratch);
-  if (number >= runs.count) return;
+  const u32 last = min(first + kFindsPerBlock, runs.count);
   Walk walk(window, batch, image);
-  walk.begin(number * kSubsequenceBits, 0);
-  walk.run((number + 1) * kSubsequenceBits);
-  store(walk, kNoLink, 0, runs.own[number]);
+  for (u32 number = first + static_cast<u32>(thread_number()); number < last; number += kFindThreads) {
+    walk.begin(number * kSubsequenceBits, 0);
+    walk.run((number + 1) * kSubsequenceBits);
+    store(walk, kNoLink, 0, runs.own[number]);
+  }
 }
 
 extern "C" __global__ void __launch_bounds__(kFindThreads)
@@ -472,27 +474,18 @@ extern "C" __global__ void __launch_bounds__(kChainThreads)
   }
 }
 
-extern "C" __global__ void __launch_bounds__(kFindThreads)
-    points(u8* __restrict__ batch, const StagedWork* __restrict__ work, const FindTables* __restrict__ tables,
-           u8* __restrict__ scratch, int* __restrict__ bad) {
-  __shared__ Window window;
-  const StagedWork item = work[blockIdx.x];
-  const StagedImage& image = reinterpret_cast<const StagedImage*>(batch)[item.image];
-  const Runs runs(image, scratch);
-  const u32 first = static_cast<u32>(item.thread), last = min(first + kFindsPerBlock, runs.count + 1);
-  load(batch, image, tables, first, bad[item.image], window);
-  if (window.bad != 0) return;
-  Walk walk(window, batch, image);
-  StagedPoint* const to = reinterpret_cast<StagedPoint*>(batch + image.found_points);
+namespace {
+
+// Writes the points of a subsequence; number 0 is the first one's beginning. False if it is not sound.
+__device__ __forceinline__ bool find(const Runs& runs, u32 number, const StagedImage& image, Walk& walk,
+                                     StagedPoint* __restrict__ to) {
   const u32 columns = static_cast<u32>(image.scan_columns), rows = static_cast<u32>(image.scan_rows);
   const u32 in_row = (columns + kSegmentMcus - 1) / kSegmentMcus;
   const u32 every = static_cast<u32>(image.restart_interval);
-  const u32 number = first + static_cast<u32>(thread_number());
-  if (number >= last) return;
   // The run that has come into this subsequence, and which of its parts lies in it.
   const u32 run = number == 0 ? 0 : runs.owner[number], part = number == 0 ? 0 : number - run - 1;
   const FoundRun begun = runs.begun[number == 0 ? 0 : run + 1];
-  if (number > 0 && (run >= number || part > begun.passed)) return;  // it has passed several ends at once
+  if (number > 0 && (run >= number || part > begun.passed)) return true;  // it has passed several ends at once
   const FoundRun* const passed = runs.passed + static_cast<u64>(run) * kPassedMax;
   u32 blocks = begun.blocks, bit = begun.bit, state = begun.state;
   int before[3] = {begun.sums[0], begun.sums[1], begun.sums[2]};
@@ -542,6 +535,27 @@ extern "C" __global__ void __launch_bounds__(kFindThreads)
   if (walk.finished) {
     sound = sound && row == rows && column == 0;
     to[rows * in_row] = {kNoStagedPoint, {}, 0};
+  }
+  return sound;
+}
+
+}  // namespace
+
+extern "C" __global__ void __launch_bounds__(kFindThreads)
+    points(u8* __restrict__ batch, const StagedWork* __restrict__ work, const FindTables* __restrict__ tables,
+           u8* __restrict__ scratch, int* __restrict__ bad) {
+  __shared__ Window window;
+  const StagedWork item = work[blockIdx.x];
+  const StagedImage& image = reinterpret_cast<const StagedImage*>(batch)[item.image];
+  const Runs runs(image, scratch);
+  const u32 first = static_cast<u32>(item.thread), last = min(first + kFindsPerBlock, runs.count + 1);
+  load(batch, image, tables, first, bad[item.image], window);
+  if (window.bad != 0) return;
+  Walk walk(window, batch, image);
+  StagedPoint* const to = reinterpret_cast<StagedPoint*>(batch + image.found_points);
+  bool sound = true;
+  for (u32 number = first + static_cast<u32>(thread_number()); number < last; number += kFindThreads) {
+    sound = find(runs, number, image, walk, to) && sound;
   }
   if (!sound) bad[item.image] = 1;
 }

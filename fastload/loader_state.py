@@ -73,7 +73,7 @@ class LoaderState:
         self._index: tuple[int, _core.JpegIndex] | None = None  # with its process; a fork may copy held locks
         self._decoders: dict[torch.device, Decoder | str] = {}  # or why there is none
         self.decode_policies: dict[torch.device, DecodePolicy] = {}
-        self._indexed = 0, 0, 0  # bytes of the index, images, and those by its file, once it is closed
+        self._indexed = 0, 0  # bytes of the index and images, once it is closed
         self._sized: tuple[int, Stats] | None = None  # last chosen number of workers, and the statistics then
 
     def __reduce__(self) -> Any:

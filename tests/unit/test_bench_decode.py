@@ -63,7 +63,7 @@ def test_quick_run_writes_every_figure(
     assert "DALI: nvidia.dali is not importable here" in shown
     assert "2 threads" in shown
     assert "with index" in shown  # the table fits 80 columns
-    assert "making it:" in shown
+    assert "making the index:" in shown
 
 
 @pytest.mark.slow

@@ -8,6 +8,7 @@ from __future__ import annotations
 import functools
 import logging
 import operator
+import warnings
 from typing import TYPE_CHECKING, Any, Final, Literal, SupportsIndex, TypeVar, Unpack, cast
 
 import torch
@@ -15,6 +16,7 @@ from torch.utils.data import DataLoader
 
 from fastload._display import card, table
 from fastload.autoscale.policy import AutoWorkers, auto_workers
+from fastload.check.results import level_outside
 from fastload.iterators import DeviceIterator, TorchDeviceIterator, fetcher_in_process, start_native
 from fastload.loader_state import LoaderState, state_of
 from fastload.options import (
@@ -22,7 +24,6 @@ from fastload.options import (
     Decode,
     Device,
     Engine,
-    IndexPath,
     LoaderConfig,
     Options,
     OwnArguments,
@@ -91,9 +92,8 @@ class FastLoader(LoaderConfig[T_co]):
         max_index_bytes: Maximum bytes of host memory for where decoding can begin within JPEG files. Decode threads
             note it when they first decode a file, and later decode only what a crop needs. It takes about 1% of the
             files' bytes. Files are known by a checksum of all their bytes: one that has changed is decoded anew. 0:
-            none, nor ``jpeg_index``.
-        jpeg_index: What ``fastload index`` has written: then the first epoch begins within files, too. ``None`` takes
-            ``fastload.index`` in the dataset's ``root``, if it is there and can be used; the plan says so.
+            none.
+        jpeg_index: Deprecated; does nothing.
         decode: Where the native engine decodes JPEG files, with the same bits. ``"auto"``: on decode threads while they
             keep the GPU fed, else, batch by batch, on the GPU. It decodes baseline files, and runs their transforms.
             ``"cpu"``: on threads only. ``"gpu"``: on the GPU whatever it can; raises if it can decode none.
@@ -137,7 +137,7 @@ class FastLoader(LoaderConfig[T_co]):
         randomness: Randomness = "worker",
         exact: bool = True,
         max_index_bytes: int = INDEX_BYTES,
-        jpeg_index: IndexPath = None,
+        jpeg_index: object = None,
         decode: Decode = "auto",
     ) -> None:
         auto = auto_workers(num_workers, dataset)
@@ -176,7 +176,14 @@ class FastLoader(LoaderConfig[T_co]):
         self.randomness = options.randomness
         self.exact = options.exact
         self.max_index_bytes = options.max_index_bytes
-        self.jpeg_index = options.jpeg_index
+        self.jpeg_index = None  # whatever was given: a loader that frameworks rebuild does not warn again
+        if options.jpeg_index is not None:
+            warnings.warn(
+                "jpeg_index does nothing any more and can be left out: the GPU finds its own way into new files, and "
+                "the index in memory (max_index_bytes) notes where to begin in the others",
+                DeprecationWarning,
+                stacklevel=level_outside(),
+            )
         self.decode = options.decode
         vars(self)["_state"] = LoaderState()
         check_seedable(self, self.randomness)

@@ -73,7 +73,7 @@ class LoaderState:
         self._index: tuple[int, _core.JpegIndex] | None = None  # with its process; a fork may copy held locks
         self._decoders: dict[torch.device, Decoder | str] = {}  # or why there is none
         self.decode_policies: dict[torch.device, DecodePolicy] = {}
-        self._indexed = 0, 0, 0  # bytes of the index, images, and those by its file, once it is closed
+        self._indexed = 0, 0  # bytes of the index and images, once it is closed
         self._sized: tuple[int, Stats] | None = None  # last chosen number of workers, and the statistics then
 
     def __reduce__(self) -> Any:
@@ -198,19 +198,14 @@ class LoaderState:
             loader: Bounds it.
             recipe: How to make the loader's samples.
             whole: Whether files are indexed to their ends, for a GPU.
-
-        Raises:
-            IndexFileError: ``jpeg_index`` cannot be used.
         """
         if not loader.max_index_bytes:
             return recipe
         from fastload import _core
-        from fastload.jpeg_index.file import index_file_of
 
         with self._lock:
             if self._index is None or self._index[0] != os.getpid():
-                file = index_file_of(loader)[0]
-                self._index = os.getpid(), _core.JpegIndex(loader.max_index_bytes, whole, file)
+                self._index = os.getpid(), _core.JpegIndex(loader.max_index_bytes, whole)
             return replace(recipe, options={**recipe.options, "index": self._index[1]})
 
     def size_workers(self, loader: LoaderConfig[Any], *, native: bool = False) -> None:
@@ -338,16 +333,16 @@ class LoaderState:
             pool[1].close()
         index, self._index = self._index, None
         if index is not None:
-            self._indexed = 0, *_counts(index[1])[1:]
+            self._indexed = 0, _counts(index[1])[1]
         if self.slots is not None:
             self.slots.close()
         if self._seeding is not None:
             self._seeding.close()
 
 
-def _counts(index: _core.JpegIndex) -> tuple[int, int, int]:
-    size, _, found, _, _, from_file = index.totals()
-    return size, found, from_file
+def _counts(index: _core.JpegIndex) -> tuple[int, int]:
+    size, _, found, _, _ = index.totals()
+    return size, found
 
 
 def state_of(loader: Any) -> LoaderState:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import os
 from dataclasses import dataclass, fields
 from typing import Any, Final, Literal, TypeAlias, TypedDict, TypeVar
 
@@ -14,7 +13,6 @@ Device: TypeAlias = str | int | torch.device
 Engine: TypeAlias = Literal["auto", "torch", "native"]
 Decode: TypeAlias = Literal["auto", "cpu", "gpu"]
 Randomness: TypeAlias = Literal["worker", "sample"]
-IndexPath: TypeAlias = str | os.PathLike[str] | None
 T_co = TypeVar("T_co", covariant=True)
 
 
@@ -37,7 +35,7 @@ class Options:
     randomness: Randomness = "worker"
     exact: bool = True
     max_index_bytes: int = INDEX_BYTES
-    jpeg_index: IndexPath = None
+    jpeg_index: object = None
     decode: Decode = "auto"
 
     def __post_init__(self) -> None:
@@ -53,8 +51,6 @@ class Options:
             raise ValueError(f"decode must be 'auto', 'cpu' or 'gpu', got {self.decode!r}")
         if not isinstance(self.exact, bool):
             raise TypeError(f"exact must be True or False, got {self.exact!r}")
-        if self.jpeg_index is not None and not isinstance(self.jpeg_index, str | os.PathLike):
-            raise TypeError(f"jpeg_index must be a path or None, got {type(self.jpeg_index).__name__}")
         index = self.max_index_bytes
         if isinstance(index, bool) or not isinstance(index, int):
             raise TypeError(f"max_index_bytes must be an int, got {type(index).__name__}")
@@ -79,7 +75,7 @@ class OwnArguments(TypedDict, total=False):
     randomness: Randomness
     exact: bool
     max_index_bytes: int
-    jpeg_index: IndexPath
+    jpeg_index: object
     decode: Decode
 
 
@@ -99,7 +95,7 @@ class LoaderConfig(DataLoader[T_co]):
     randomness: Randomness = Options.randomness
     exact: bool = Options.exact
     max_index_bytes: int = Options.max_index_bytes
-    jpeg_index: IndexPath = Options.jpeg_index
+    jpeg_index: object = Options.jpeg_index
     decode: Decode = Options.decode
     copies_own_batches: bool = False  # of a subclass with its own iterators: whether they go to the device
 

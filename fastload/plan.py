@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import inspect
+import os
 import textwrap
 from collections import Counter
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 import torch
-from torch.utils.data import IterableDataset, default_collate, default_convert
+from torch.utils.data import IterableDataset, Subset, default_collate, default_convert
 
 from fastload._display import card, paragraphs, table
 from fastload.autoscale.policy import NATIVE_STREAMS, AutoWorkers, cores_for_loading
@@ -125,7 +128,7 @@ def make_plan(loader: LoaderConfig[Any], route: Route, stats: Stats) -> Plan:
     lazy = ON_LAZY_IMAGES if route.is_lazy and around is None else ""
     fetch = Step("fetch", place, f"{reads} of {type(loader.dataset).__name__}, unchanged{lazy}{_seeded(loader)}")
     of_dataset = _UNCHANGED if around is None else "decode threads of this process make no batches: "
-    notes = [f"{of_dataset}{reason}" for reason in route.reasons]
+    notes = [*(f"{of_dataset}{reason}" for reason in route.reasons), *_old_index(loader.dataset)]
     if around is not None:
         threads = f"{place}, a decode thread each" if workers else f"{cores_for_loading()} decode threads, in next()"
         fetch = Step("decode", threads, f"{_decodes(loader, around)}, then {_becomes(around)}")
@@ -221,7 +224,7 @@ def _native_plan(loader: LoaderConfig[Any], route: Route, recipe: Recipe, stats:
     steps = [Step("decode", threads, _decodes(loader, recipe) + _indexed(loader, recipe))]
     table, becomes = recipe.pipeline.table, _becomes(recipe)
     place = "a process of their own" if workers else "the main process"
-    notes = []
+    notes = _old_index(loader.dataset)
     if not recipe.in_memory:
         notes.append(f"files that threads do not take (CMYK, damaged) go through the transforms, in {place}")
     if recipe.first_call is not None:
@@ -274,16 +277,17 @@ def _decodes(loader: LoaderConfig[Any], recipe: Recipe) -> str:
 def _indexed(loader: LoaderConfig[Any], recipe: Recipe) -> str:
     if recipe.in_memory or not loader.max_index_bytes:
         return ""
-    from fastload.jpeg_index.file import IndexFileError, index_file_of
+    most = f"at most {loader.max_index_bytes / 1e6:.0f} MB"
+    return f"; an index of {most} says where to begin in files decoded before"
 
-    most = f"an index of at most {loader.max_index_bytes / 1e6:.0f} MB says where to begin in files decoded before"
-    try:
-        file, why_not = index_file_of(loader)
-    except IndexFileError as error:
-        file, why_not = None, str(error)
-    if file is None:
-        return f"; {most}" + (f" ({why_not})" if why_not else "")
-    return f"; a file says where to begin in {file.files:,} images, and {most}"
+
+def _old_index(dataset: Any) -> list[str]:
+    """Name a file that earlier versions took from the dataset's root."""
+    while isinstance(dataset, Subset):
+        dataset = dataset.dataset
+    root = inspect.getattr_static(dataset, "root", None)  # runs nothing of the user's
+    path = os.path.join(root, "fastload.index") if isinstance(root, str | Path) else ""
+    return [f"{path} is not used any more, and may be deleted"] if os.path.isfile(path) else []
 
 
 def _decoded_on_gpu(loader: LoaderConfig[Any], route: Route, stats: Stats) -> str:

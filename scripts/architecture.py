@@ -34,7 +34,7 @@ LAYERS = [
     ["prefetch", "python_samples", "route", "sources", "state"],
     ["autoscale", "device", "lazy", "profiling", "randomness", "vision"],
     ["pipeline", "stats"],
-    ["jpeg_index", "memory"],
+    ["memory", "_tagged_files"],
     [
         "nvtx",
         "torch_workers",
@@ -288,7 +288,7 @@ CORE = [
         "jpeg/entropy": "Decode the coefficients of a baseline JPEG, from known points on.",
         "jpeg/pixels": "Make pixels of coefficients, one file per instruction set.",
         "image": "Steps on a decoded image, and values of its pixels by a table.",
-        "index": "Remember where decoding can begin within JPEG files, in memory and in a file.",
+        "index": "Remember where decoding can begin within JPEG files.",
     },
     {
         "image/color": "Change colours with Pillow's bits or torchvision's, one file per instruction set.",

@@ -1,4 +1,4 @@
-"""Write small images and an index file as seeds for the fuzz targets.
+"""Write small images as seeds for the fuzz targets.
 
 Needs nothing but Python.
 
@@ -7,7 +7,6 @@ python scripts/fuzz_seeds.py FOLDER
 
 from __future__ import annotations
 
-import struct
 import sys
 from pathlib import Path
 
@@ -47,10 +46,6 @@ def main(folder: Path) -> int:
     for number, (name, file) in enumerate(seeds.items()):
         control = bytes((37 * number + 91 * place) % 256 for place in range(CONTROL_BYTES))
         (folder / f"{name}.jpg").write_bytes(file + control)
-    # Lists of 56 bytes each, and a table of them, as the header says. The target puts in what needs the key.
-    begin, end = 48 + 4 * 56, 48 + 4 * (56 + 16)
-    header = struct.pack("<8s5Q", b"FLINDEX\2", 4, begin, end, end, 0)
-    (folder / "lists.index").write_bytes(header + bytes(range(begin - 48)) + bytes(range(end - begin)))
     for path in (Path(__file__).resolve().parent.parent / "fastload" / "pipeline" / "installed" / "probes").glob(
         "*.[pw]*"
     ):

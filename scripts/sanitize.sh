@@ -49,5 +49,4 @@ fuzz() { # target, most bytes of an input
 }
 
 fuzz decode_fuzzer 4096
-fuzz index_file_fuzzer 512
 fuzz codecs_fuzzer 6144

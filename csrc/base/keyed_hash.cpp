@@ -24,21 +24,15 @@ std::uint64_t mixed(std::uint64_t a, std::uint64_t b) {
   return static_cast<std::uint64_t>(product) ^ static_cast<std::uint64_t>(product >> 64);
 }
 
-// SipHash-2-4, by Aumasson and Bernstein, of bytes that come in parts of any length.
+// SipHash-2-4, by Aumasson and Bernstein.
 class SipHash {
  public:
   explicit SipHash(const std::array<std::uint64_t, 2>& key)
       : v_{key[0] ^ 0x736f6d6570736575, key[1] ^ 0x646f72616e646f6d, key[0] ^ 0x6c7967656e657261,
            key[1] ^ 0x7465646279746573} {}
-  void add_word(std::uint64_t word) {
-    v_[3] ^= word;
-    rounds(2);
-    v_[0] ^= word;
-    size_ += 8;
-  }
-  std::uint64_t finish(const std::uint8_t* data, std::size_t size) {
+  std::uint64_t of(const std::uint8_t* data, std::size_t size) {
+    std::uint64_t last = std::uint64_t{size} << 56;
     for (; size >= 8; data += 8, size -= 8) add_word(little_endian(data));
-    std::uint64_t last = std::uint64_t{size_ + size} << 56;
     for (std::size_t i = 0; i < size; ++i) last |= std::uint64_t{data[i]} << 8 * i;
     add_word(last);
     v_[2] ^= 0xFF;
@@ -47,6 +41,11 @@ class SipHash {
   }
 
  private:
+  void add_word(std::uint64_t word) {
+    v_[3] ^= word;
+    rounds(2);
+    v_[0] ^= word;
+  }
   static std::uint64_t rotated(std::uint64_t value, int by) { return value << by | value >> (64 - by); }
   void rounds(int count) {
     for (; count > 0; --count) {
@@ -64,7 +63,6 @@ class SipHash {
   }
 
   std::uint64_t v_[4];
-  std::size_t size_ = 0;
 };
 
 }  // namespace
@@ -83,15 +81,13 @@ HashKey HashKey::of(const std::uint8_t* bytes) {
   return key;
 }
 
-std::uint64_t HashKey::tag_of(const std::uint8_t* data, std::size_t size) const {
-  return SipHash(tag).finish(data, size);
-}
+std::uint64_t HashKey::tag_of(const std::uint8_t* data, std::size_t size) const { return SipHash(tag).of(data, size); }
 
-std::uint64_t HashKey::tag_of(const FileKey& key, const std::uint8_t* points, std::size_t size) const {
-  SipHash hash(tag);
-  hash.add_word(key.size);
-  hash.add_word(key.checksum);
-  return hash.finish(points, size);
+std::uint64_t HashKey::id_of(const FileKey& key) const {
+  std::uint8_t words[16];
+  put_little_endian(key.size, words);
+  put_little_endian(key.checksum, words + 8);
+  return tag_of(words, sizeof words);
 }
 
 Checksum::Checksum(const HashKey& key) : secrets_(key.checksum) { std::copy(secrets_.begin(), secrets_.end(), lanes_); }

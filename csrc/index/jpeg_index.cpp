@@ -1,7 +1,5 @@
 #include "index/jpeg_index.h"
 
-#include <algorithm>
-#include <cstring>
 #include <utility>
 
 namespace fastload {
@@ -17,14 +15,7 @@ constexpr std::uint64_t kOldRounds = 3, kFoundWeight = 16;
 }  // namespace
 
 JpegIndex::JpegIndex(std::size_t most_bytes, bool whole, const HashKey& secrets)
-    : most_bytes_(most_bytes), whole_(whole), secrets_(secrets), room_(most_bytes) {}
-
-JpegIndex::JpegIndex(std::size_t most_bytes, bool whole, std::shared_ptr<const IndexFile> file)
-    : most_bytes_(most_bytes),
-      whole_(whole),
-      secrets_(file->secrets()),
-      file_(std::move(file)),
-      room_(most_bytes - std::min(most_bytes, file_->bytes())) {}
+    : most_bytes_(most_bytes), whole_(whole), secrets_(secrets) {}
 
 bool JpegIndex::key_of(ByteSource& source, Key& key) const {
   Checksum checksum(secrets_);
@@ -46,13 +37,6 @@ bool JpegIndex::key_of(ByteSource& source, Key& key) const {
 std::size_t JpegIndex::bytes_of(const Entry& entry) { return entry.points->size() + kEntryBytes; }
 
 JpegIndex::Points JpegIndex::find(const Key& key) {
-  if (file_ != nullptr) {
-    if (Points points = file_->find(key)) {
-      found_.fetch_add(1, std::memory_order_relaxed);
-      from_file_.fetch_add(1, std::memory_order_relaxed);
-      return points;
-    }
-  }
   Shard& shard = shard_of(key);
   const std::lock_guard<std::mutex> lock(shard.mutex);
   const auto found = shard.by_key.find(key);
@@ -86,7 +70,7 @@ void JpegIndex::keep(const Key& key, std::vector<std::uint8_t>&& points) {
   points.shrink_to_fit();
   Entries made;  // so that nothing below can throw once the shard has changed
   made.push_back({key, std::make_shared<const std::vector<std::uint8_t>>(std::move(points)), 0});
-  const std::size_t size = bytes_of(made.front()), most = room_ / kShards;
+  const std::size_t size = bytes_of(made.front()), most = most_bytes_ / kShards;
   Shard& shard = shard_of(key);
   const std::lock_guard<std::mutex> lock(shard.mutex);
   const auto known = shard.by_key.find(key);
@@ -114,12 +98,9 @@ void JpegIndex::keep(const Key& key, std::vector<std::uint8_t>&& points) {
 }
 
 JpegIndex::Totals JpegIndex::totals() const {
-  return {bytes_.load(std::memory_order_relaxed) + most_bytes_ - room_,
-          files_.load(std::memory_order_relaxed),
-          found_.load(std::memory_order_relaxed),
-          missed_.load(std::memory_order_relaxed),
-          evicted_.load(std::memory_order_relaxed),
-          from_file_.load(std::memory_order_relaxed)};
+  return {bytes_.load(std::memory_order_relaxed), files_.load(std::memory_order_relaxed),
+          found_.load(std::memory_order_relaxed), missed_.load(std::memory_order_relaxed),
+          evicted_.load(std::memory_order_relaxed)};
 }
 
 }  // namespace fastload

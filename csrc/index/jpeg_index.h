@@ -11,23 +11,21 @@
 #include <unordered_map>
 #include <vector>
 
+#include "base/keyed_hash.h"
 #include "base/source.h"
-#include "index/index_file.h"
 
 namespace fastload {
 
-// The points (see CodedPoints) of as many files as fit, beside those of a file that was made ahead. Thread-safe.
+// The points (see CodedPoints) of as many files as fit. Thread-safe.
 class JpegIndex {
  public:
   // With `whole`, a file's first decode goes on to the file's end, so that there are points for any crop.
   explicit JpegIndex(std::size_t most_bytes, bool whole = false, const HashKey& secrets = HashKey::random());
-  // The index file's table, which may not be larger, is part of `most_bytes`.
-  JpegIndex(std::size_t most_bytes, bool whole, std::shared_ptr<const IndexFile> file);
   JpegIndex(const JpegIndex&) = delete;
   JpegIndex& operator=(const JpegIndex&) = delete;
 
   using Key = FileKey;
-  using Points = fastload::Points;
+  using Points = std::shared_ptr<const std::vector<std::uint8_t>>;
   // False if the source gave fewer bytes than it has.
   bool key_of(ByteSource& source, Key& key) const;
 
@@ -38,12 +36,11 @@ class JpegIndex {
   void keep(const Key& key, std::vector<std::uint8_t>&& points);
 
   struct Totals {
-    std::size_t bytes = 0;        // kept
-    std::size_t files = 0;        // kept
-    std::uint64_t found = 0;      // look-ups that found points
-    std::uint64_t missed = 0;     // and that did not
-    std::uint64_t evicted = 0;    // files whose place another one got
-    std::uint64_t from_file = 0;  // look-ups that found points in the file
+    std::size_t bytes = 0;      // kept
+    std::size_t files = 0;      // kept
+    std::uint64_t found = 0;    // look-ups that found points
+    std::uint64_t missed = 0;   // and that did not
+    std::uint64_t evicted = 0;  // files whose place another one got
   };
   // Takes no lock.
   Totals totals() const;
@@ -77,11 +74,9 @@ class JpegIndex {
   const std::size_t most_bytes_;
   const bool whole_;
   const HashKey secrets_;
-  const std::shared_ptr<const IndexFile> file_;  // or null
-  const std::size_t room_;                       // bytes beside the file's table
   std::array<Shard, kShards> shards_;
   std::atomic<std::size_t> bytes_{0}, files_{0};
-  std::atomic<std::uint64_t> found_{0}, missed_{0}, evicted_{0}, from_file_{0};
+  std::atomic<std::uint64_t> found_{0}, missed_{0}, evicted_{0};
 };
 
 }  // namespace fastload

@@ -1,9 +1,7 @@
 #include "jpeg/region_decoder.h"
 
 #include <algorithm>
-#include <limits>
 #include <new>
-#include <vector>
 
 #include "jpeg/entropy/scan_points.h"
 #include "jpeg/region_pixels.h"
@@ -119,26 +117,6 @@ bool RegionDecoder::read(std::uint8_t* const* rows, int count) try {
 
 bool RegionDecoder::finish() try { return state_->finish(); } catch (const std::bad_alloc&) {
   return false;
-}
-
-Status points_of(const char* path, const HashKey& secrets, FileKey& key, Points& points) {
-  static thread_local RegionDecoder decoder;
-  JpegIndex index(std::numeric_limits<std::size_t>::max(), false, secrets);
-  ByteSource source;
-  Status status = source.open(path);
-  if (status != Status::ok) return status;
-  JpegHeader header;
-  status = scan_header(source, header);
-  if (!index.key_of(source, key)) return source.failure_or(Status::unreadable);
-  if (status != Status::ok) return status;
-  // The last row's first pixel comes behind all others.
-  RowLayout layout;
-  if (decoder.start(source, header, {header.height - 1, 0, 1, 1}, layout, &index)) {
-    std::vector<std::uint8_t> row(std::size_t{3} * layout.width);
-    std::uint8_t* const rows = row.data();
-    if (decoder.read(&rows, 1) && decoder.finish()) points = index.find(key);
-  }
-  return Status::ok;
 }
 
 }  // namespace fastload

@@ -35,8 +35,4 @@ class RegionDecoder {
   std::unique_ptr<State> state_;
 };
 
-// Reads a file and finds all its points; there are none if it is small, or not one that the core's own decoder takes.
-// Throws std::bad_alloc.
-Status points_of(const char* path, const HashKey& secrets, FileKey& key, Points& points);
-
 }  // namespace fastload

@@ -1,22 +1,15 @@
 // Random crops of random JPEG files, good and damaged, with an index and by libjpeg-turbo: the same pixels, statuses
 // and messages. Damaged and foreign lists of points: nothing outside of the file and the lists is read. The limit of an
-// index. Index files with changes.
+// index.
 //
 //   points [COUNT]
 #include <algorithm>
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
-#include <memory>
-#include <string>
-#include <utility>
 #include <vector>
 
-#include <sys/mman.h>
-#include <unistd.h>
-
 #include "base/simd_level.h"
-#include "index/index_file.h"
 #include "index/jpeg_index.h"
 #include "jpeg/baseline.h"
 #include "jpeg/decoder.h"
@@ -320,76 +313,12 @@ void check_limit() {
   demand(other.find(key(2)) == nullptr && other.totals().files == 1, "a list over the limit is kept", 0);
 }
 
-void put(Bytes& to, std::size_t at, std::uint64_t word) {
-  if (to.size() < at + 8) to.resize(at + 8);
-  for (int i = 0; i < 8; ++i) to[at + static_cast<std::size_t>(i)] = static_cast<std::uint8_t>(word >> 8 * i);
-}
-
-// Index files with some words changed, even by one who knows the key: what is found is what was written, or nothing.
-void check_index_files(int count) {
-  Bytes key_bytes(HashKey::kBytes);
-  for (std::uint8_t& byte : key_bytes) byte = static_cast<std::uint8_t>(between(0, 255));
-  const HashKey secrets = HashKey::of(key_bytes.data());
-  constexpr int kFiles = 5;
-  Bytes whole(IndexFile::kHeaderBytes), lists[kFiles];
-  std::vector<std::pair<std::uint64_t, std::uint64_t>> table;
-  for (int number = 0; number < kFiles; ++number) {
-    lists[number] = Bytes(static_cast<std::size_t>(between(0, 40)), static_cast<std::uint8_t>(number));
-    table.emplace_back(secrets.id_of(key(number)), whole.size() << 24 | (lists[number].size() + 8));
-    put(whole, whole.size(), secrets.tag_of(key(number), lists[number].data(), lists[number].size()));
-    whole.insert(whole.end(), lists[number].begin(), lists[number].end());
-  }
-  std::sort(table.begin(), table.end());
-  const std::size_t begin = whole.size();
-  for (const auto& [id, place] : table) {
-    put(whole, whole.size(), id);
-    put(whole, whole.size(), place);
-  }
-  std::memcpy(whole.data(), "FLINDEX\2", 8);
-  put(whole, 8, kFiles);
-  put(whole, 16, begin);
-  put(whole, 24, whole.size());
-  put(whole, 32, whole.size());
-  const int descriptor = ::memfd_create("index", 0);
-  const std::string path = "/proc/self/fd/" + std::to_string(descriptor);
-  int opened = 0, found = 0;
-  for (int round = 0; round < count; ++round) {
-    Bytes bytes = whole;
-    for (int k = round == 0 ? 0 : between(1, 3); k > 0; --k) {
-      const auto at = static_cast<std::size_t>(between(0, static_cast<int>(whole.size() / 8) - 1)) * 8;
-      std::uint64_t word;
-      std::memcpy(&word, &bytes[at], 8);
-      const std::uint64_t values[] = {0,     word + 1, word - 1, word ^ std::uint64_t{1} << between(0, 63),
-                                      ~0ull, word >> 8};
-      put(bytes, at, values[between(0, 5)]);
-    }
-    if (between(0, 9) != 0) put(bytes, 40, secrets.tag_of(bytes.data(), 40));
-    if (between(0, 9) == 0) bytes.resize(static_cast<std::size_t>(between(0, static_cast<int>(bytes.size()))));
-    demand(::ftruncate(descriptor, 0) == 0 && ::pwrite(descriptor, bytes.data(), bytes.size(), 0) >= 0, "no file",
-           round);
-    std::string error;
-    const auto file = IndexFile::open(path.c_str(), secrets, error);
-    demand((file == nullptr) == !error.empty(), "no reason is given", round);
-    if (file == nullptr) continue;
-    ++opened;
-    for (int number = 0; number < kFiles; ++number) {
-      const Points points = file->find(key(number));
-      demand(points == nullptr || *points == lists[number], "other points are found", round);
-      found += points != nullptr ? 1 : 0;
-    }
-    demand(file->find(key(kFiles)) == nullptr, "points of no file are found", round);
-  }
-  ::close(descriptor);
-  demand(opened > count / 4 && found > opened && found < kFiles * opened, "index files are not tried", 0);
-}
-
 }  // namespace
 
 int main(int argc, char** argv) {
   const int count = argc > 1 ? std::atoi(argv[1]) : 1000;
   set_own_decoder(true);
   check_limit();
-  check_index_files(20 * count);
   HuffmanTables tables;
   long used = 0;
   int taken = 0, accepted = 0;

@@ -25,13 +25,18 @@ class FallbackWarning(UserWarning):
     """Torch makes the batches of a supported pipeline, or one of them."""
 
 
-def warn_fallback(why: str) -> None:
-    """Warn at the caller of ``iter(loader)`` or ``next()``; go on even if warnings are errors."""
-    level, frame = 1, sys._getframe()
+def level_outside() -> int:
+    """Return the ``stacklevel`` by which a function warns at its nearest caller outside of fastload."""
+    level, frame = 1, sys._getframe(1)
     while frame.f_back is not None and frame.f_code.co_filename.startswith(_PACKAGE):
         level, frame = level + 1, frame.f_back
+    return level
+
+
+def warn_fallback(why: str) -> None:
+    """Warn at the caller of ``iter(loader)`` or ``next()``; go on even if warnings are errors."""
     with contextlib.suppress(FallbackWarning):
-        warnings.warn(f"not run natively: {why}", FallbackWarning, stacklevel=level)
+        warnings.warn(f"not run natively: {why}", FallbackWarning, stacklevel=level_outside())
 
 
 class ParityResults:

@@ -103,7 +103,6 @@ COMMANDS: Final[Table] = {
     "run": Command(
         "fastload.commands.run.script", "run a script with FastLoader in the place of DataLoader, no line changed"
     ),
-    "index": Command("fastload.commands.index", "note where decoding can begin within JPEG files, ahead of time"),
     "verify": Command("fastload.commands.verify", "compare FastLoader with DataLoader on your data, bit by bit"),
     "profile": Command(
         "fastload.commands.profile",

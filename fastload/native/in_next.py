@@ -27,7 +27,6 @@ from fastload._batch import HostBatch
 from fastload.check.results import key_of, warn_fallback
 from fastload.device.host_images import host_images_of
 from fastload.device.normalize import layout_of, table_images
-from fastload.jpeg_index.file import IndexFileError
 from fastload.loader_state import ITERATOR_CLOSED, state_of
 from fastload.memory.buffers import pinned
 from fastload.memory.limits import pins
@@ -133,8 +132,6 @@ class InProcessFetcher:
             self.give_up()
             if state is not None:
                 set_state(state)
-        except IndexFileError:  # the user's argument is wrong
-            raise
         except Exception as error:  # noqa: BLE001 - torch's fetcher raises it again if it is the user's
             if not isinstance(error, UnsupportedError | MisreadError) and error.args != (ITERATOR_CLOSED,):
                 failure = f"{type(error).__name__}: {error}"

@@ -2,7 +2,7 @@
 
 Reading a tar archive's headers takes a seek for each member, so the result is kept: as ``ARCHIVE.index.npz``, or in
 ``$XDG_CACHE_HOME/fastload/archives`` where that cannot be written or is another's. An index is used only if this user's
-programs have written it (:mod:`fastload.jpeg_index.tagged_files`), and while the archive is the file that it was.
+programs have written it (:mod:`fastload._tagged_files`), and while the archive is the file that it was.
 Members are read with their headers, which must be those that were indexed.
 """
 
@@ -23,8 +23,8 @@ from typing import TYPE_CHECKING, Any, BinaryIO, Final
 
 import numpy as np
 
+from fastload import _tagged_files
 from fastload._files import open_file, open_regular, user_folder
-from fastload.jpeg_index import tagged_files
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -115,9 +115,9 @@ def read_index(path: str, *, is_zip: bool) -> ArchiveIndex:
     """
     identity = identity_of(os.stat(path))
     try:
-        key = tagged_files.key_for("archive index", tagged_files.make_key())
+        key = _tagged_files.key_for("archive index", _tagged_files.make_key())
         beside, cached = _kept_paths(path)
-    except (OSError, tagged_files.UserKeyError):  # without a key none is kept
+    except (OSError, _tagged_files.UserKeyError):  # without a key none is kept
         return _made(path, identity, is_zip=is_zip)
     free: list[Path] = []
     for file in (beside, cached):
@@ -233,7 +233,7 @@ def _load(file: Path, key: bytes) -> ArchiveIndex | None:
 
     ``None`` if it was not saved with this key, or by another version.
     """
-    data = tagged_files.read(file, key)
+    data = _tagged_files.read(file, key)
     if data is None:
         return None
     with np.load(io.BytesIO(data), allow_pickle=False) as held:
@@ -255,7 +255,7 @@ def _save(file: Path, index: ArchiveIndex, key: bytes) -> None:
     out = io.BytesIO()
     names = np.frombuffer(os.fsencode("\0".join(index.names)), np.uint8)
     np.savez(out, head=np.array([_VERSION, index.is_zip, *index.identity]), places=index.places, names=names)
-    tagged_files.write(file, out.getvalue(), key)
+    _tagged_files.write(file, out.getvalue(), key)
 
 
 class _Descriptor:

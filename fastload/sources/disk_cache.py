@@ -10,7 +10,7 @@ import threading
 import time
 from typing import Final
 
-from fastload.jpeg_index import tagged_files
+from fastload import _tagged_files
 
 _KEPT_SHARE: Final = 0.9  # of the bound, after files were removed
 _COUNTED_SHARE: Final = 0.05  # of the bound: files are counted when a process has added so many bytes
@@ -22,7 +22,7 @@ class DiskCache:
 
     Several processes may share it, so that a file may be removed at any time. Thread-safe. Other files in the folder
     are neither counted nor removed. Each user's files have names and tags of that user's key
-    (:mod:`fastload.jpeg_index.tagged_files`); who reads a file checks its tags with :meth:`key_of`.
+    (:mod:`fastload._tagged_files`); who reads a file checks its tags with :meth:`key_of`.
 
     Args:
         folder: Made if there is none.
@@ -43,14 +43,14 @@ class DiskCache:
 
     def key_of(self, name: str) -> bytes:
         """Return the key that a file is tagged with."""
-        return tagged_files.key_for(f"cached {name}", self._key)
+        return _tagged_files.key_for(f"cached {name}", self._key)
 
     def path_of(self, name: str, size: int | None = None) -> str | None:
         """Return a file's path, unless its size is wrong, and note that it is read."""
         path = self._path(name)
         try:
             about = os.stat(path)
-            data_bytes = about.st_size - tagged_files.TAGS_BYTES
+            data_bytes = about.st_size - _tagged_files.TAGS_BYTES
             if data_bytes < 0 or (size is not None and data_bytes != size):
                 return None
             os.utime(path, ns=(time.time_ns(), about.st_mtime_ns))  # it is the same file still for those who index it
@@ -62,13 +62,13 @@ class DiskCache:
 
     def put(self, name: str, data: bytes) -> None:
         """Keep a file, whole or not at all, unless there is no room."""
-        size = len(data) + tagged_files.TAGS_BYTES
+        size = len(data) + _tagged_files.TAGS_BYTES
         if size > self._max_bytes or not self._reserve(size):
             return
         path = self._path(name)
         try:
             os.makedirs(os.path.dirname(path), exist_ok=True)
-            tagged_files.write(path, data, self.key_of(name))
+            _tagged_files.write(path, data, self.key_of(name))
         except OSError:
             pass
         finally:

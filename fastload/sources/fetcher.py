@@ -31,7 +31,7 @@ from queue import SimpleQueue
 from typing import Any, Final, NamedTuple
 
 from fastload._install import with_extra
-from fastload.jpeg_index.tagged_files import make_key
+from fastload._tagged_files import make_key
 from fastload.sources.disk_cache import DiskCache
 
 HEADER: Final = struct.Struct("<QQ")

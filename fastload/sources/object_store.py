@@ -14,7 +14,7 @@ from urllib.parse import urlsplit
 from torch.utils.data import Dataset, get_worker_info
 from torchvision.datasets.folder import IMG_EXTENSIONS
 
-from fastload.jpeg_index.tagged_files import make_key
+from fastload._tagged_files import make_key
 from fastload.pipeline.datasets.samples import KeptFile, named
 from fastload.pipeline.recipe import opened
 from fastload.sources.fetcher import Kept, Setup

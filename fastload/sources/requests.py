@@ -15,7 +15,7 @@ from concurrent.futures import Future
 from queue import SimpleQueue
 from typing import TYPE_CHECKING, Any, Final, TypeAlias, cast
 
-from fastload.jpeg_index.tagged_files import KEY_BYTES
+from fastload._tagged_files import KEY_BYTES
 from fastload.sources import fetcher
 from fastload.sources.fetcher import ENTRY, HEADER, KEPT, LIST, OBJECT, Kept
 from fastload.torch_workers.signals import Finalizer

@@ -69,7 +69,7 @@ def _bar(loader: Iterable[T], tqdm: Any, options: dict[str, Any]) -> Iterator[T]
 
 
 @contextlib.contextmanager
-def terminal_bar(total: int | None, desc: str, unit: str = "batch") -> Iterator[Callable[[], object]]:
+def terminal_bar(total: int | None, desc: str) -> Iterator[Callable[[], object]]:
     """Show a bar if stderr is a terminal; yields the function that advances it.
 
     Without tqdm nothing is shown.
@@ -79,7 +79,7 @@ def terminal_bar(total: int | None, desc: str, unit: str = "batch") -> Iterator[
         return
     from tqdm import tqdm
 
-    with tqdm(total=total, desc=desc, unit=unit, leave=False) as bar:
+    with tqdm(total=total, desc=desc, unit="batch", leave=False) as bar:
         yield bar.update
 
 

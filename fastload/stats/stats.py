@@ -125,7 +125,6 @@ class Stats:
         pinned_bytes: Bytes of pinned memory that the slots hold.
         index_bytes: Bytes of the index of JPEG files.
         indexed: Images that were decoded with it.
-        indexed_by_file: Part of them by what ``fastload index`` has written.
         epochs: Epochs begun.
         startup_s: Seconds that the consumer waited for the first batch of its epochs.
         wait_s: Seconds that it waited for the other batches.
@@ -162,7 +161,6 @@ class Stats:
     pinned_bytes: int = 0
     index_bytes: int = 0
     indexed: int = 0
-    indexed_by_file: int = 0
     epochs: int = 0
     startup_s: float = 0.0
     wait_s: float = 0.0
@@ -327,7 +325,7 @@ class Stats:
             missed={why: count - earlier.missed.get(why, 0) for why, count in self.missed.items()},
             workers=self.workers,
             slots=(self.slots, self.slot_bytes, self.pinned_bytes),
-            index=(self.index_bytes, self.indexed - earlier.indexed, self.indexed_by_file - earlier.indexed_by_file),
+            index=(self.index_bytes, self.indexed - earlier.indexed),
             queues=self.queues,
             gpu_decode_bytes=self.gpu_decode_bytes,
             stack_totals=self.totals,
@@ -341,7 +339,7 @@ def make_stats(
     missed: Mapping[str, int] | None = None,
     workers: int = 0,
     slots: tuple[int, int, int] = (0, 0, 0),
-    index: tuple[int, int, int] = (0, 0, 0),
+    index: tuple[int, int] = (0, 0),
     queues: Mapping[str, int] | None = None,
     gpu_decode_bytes: int = 0,
     stack_totals: Mapping[str, float] | None = None,
@@ -354,7 +352,7 @@ def make_stats(
         missed: See :class:`Stats`.
         workers: See :class:`Stats`.
         slots: Their number, the bytes of each, and of all.
-        index: Its bytes, the images that were decoded with it, and those of them by its file.
+        index: Its bytes, and the images that were decoded with it.
         queues: See :class:`Stats`.
         gpu_decode_bytes: See :class:`Stats`.
         stack_totals: Counts whose stack samples are used if ``totals`` has none: workers are sampled for some seconds
@@ -377,7 +375,6 @@ def make_stats(
         pinned_bytes=slots[2],
         index_bytes=index[0],
         indexed=index[1],
-        indexed_by_file=index[2],
         epochs=int(totals["epochs"]),
         startup_s=totals["startup_s"],
         wait_s=totals["wait_s"],

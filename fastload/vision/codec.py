@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from numpy.typing import ArrayLike, NDArray
     from typing_extensions import Buffer
 
-    from fastload.jpeg_index.notes import JpegIndex
+    from fastload.vision.jpeg_index import JpegIndex
 
     Source: TypeAlias = Buffer | str | os.PathLike[str] | os.PathLike[bytes]
     _Geometry: TypeAlias = tuple[int, int, int, int, int, int, int, int, int, int, bool, bool]

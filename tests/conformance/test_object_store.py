@@ -17,9 +17,8 @@ from photos import make_folder, train_v1
 from torch.utils.data import DataLoader
 from torchvision.datasets import ImageFolder
 
-from fastload import FastLoader
-from fastload.jpeg_index import tagged_files
-from fastload.jpeg_index.tagged_files import key_path, make_key
+from fastload import FastLoader, _tagged_files
+from fastload._tagged_files import key_path, make_key
 from fastload.pipeline.datasets.samples import KeptFile
 from fastload.sources import ObjectStoreImageFolder
 from fastload.sources.fetcher import Kept
@@ -197,7 +196,7 @@ def test_a_kept_file_has_its_bytes_or_those_of_the_store(tmp_path):
     path, key = tmp_path / "file", bytes(range(48))
     kept = KeptFile(str(path), key, lambda: memoryview(b"of the store"))
     assert kept.read() == pickle.loads(pickle.dumps(kept)) == b"of the store"
-    tagged_files.write(path, b"of the cache", key)
+    _tagged_files.write(path, b"of the cache", key)
     assert kept.read() == pickle.loads(pickle.dumps(kept)) == b"of the cache"
     path.write_bytes(b"of someone else")
     assert kept.read() == pickle.loads(pickle.dumps(kept)) == b"of the store"
@@ -210,9 +209,9 @@ def test_cached_objects_that_others_have_changed_are_requested_again(store, fold
     data.encoded_many(range(len(data))).result()
     kept = [Path(source) for source, _ in data.encoded_many(range(len(data))).result()]
     whole = {path: path.read_bytes() for path in kept}
-    image = min(whole.values(), key=len)[: -tagged_files.TAGS_BYTES]
+    image = min(whole.values(), key=len)[: -_tagged_files.TAGS_BYTES]
     for number, (path, content) in enumerate(whole.items()):
-        padded = image.ljust(len(content) - tagged_files.TAGS_BYTES, b"\0") + content[-tagged_files.TAGS_BYTES :]
+        padded = image.ljust(len(content) - _tagged_files.TAGS_BYTES, b"\0") + content[-_tagged_files.TAGS_BYTES :]
         path.write_bytes(whole[kept[number - 1]] if number % 3 == 0 else padded)
     store.set()
     assert_same(batches(FastLoader, data, engine=engine), folder)
@@ -246,7 +245,7 @@ def test_a_damaged_cache_is_read_from_the_store(store, tmp_path):
     (kept,) = (path for path in tmp_path.rglob("*") if path.is_file())
     kept.write_bytes(b"short")
     assert data.encoded(0)[0] == source
-    assert kept.read_bytes()[: -tagged_files.TAGS_BYTES] == source
+    assert kept.read_bytes()[: -_tagged_files.TAGS_BYTES] == source
 
 
 def test_break_ends_requests(store):

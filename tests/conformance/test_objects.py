@@ -28,7 +28,7 @@ OWN = {
     "randomness": "sample",
     "exact": False,
     "max_index_bytes": 2000,
-    "jpeg_index": "some.index",
+    "jpeg_index": None,  # whatever was given
     "decode": "cpu",
 }
 COPIES = {"pickle": lambda x: pickle.loads(pickle.dumps(x)), "deepcopy": copy.deepcopy, "copy": copy.copy}

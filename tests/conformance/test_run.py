@@ -151,7 +151,7 @@ def test_options_are_the_defaults_of_fastloaders_own_arguments(folder):
 
         expected = dict(device="cpu", memory_format=torch.contiguous_format, dtype=torch.bfloat16, device_prefetch=3,
                         engine="torch", max_pinned_bytes=1000, max_index_bytes=2000,
-                        jpeg_index="some.index", decode="cpu")
+                        decode="cpu")
         wrapped = FastLoader.wrap(TorchDataLoader([0]))
         for loader in (DataLoader([0]), FastLoader([0]), type("Mine", (DataLoader,), {})([0]), wrapped):
             assert {name: vars(loader)[name] for name in expected} == expected
@@ -162,7 +162,6 @@ def test_options_are_the_defaults_of_fastloaders_own_arguments(folder):
         """,
         *["--device", "cpu", "--memory-format", "contiguous", "--dtype", "bfloat16", "--device-prefetch", "3"],
         *["--engine", "torch", "--max-pinned-bytes", "1000", "--max-index-bytes", "2000"],
-        *["--jpeg-index", "some.index"],
         *["--decode", "cpu"],
     )
 

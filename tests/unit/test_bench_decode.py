@@ -53,7 +53,6 @@ def test_quick_run_writes_every_figure(
     }
     for figures in (record["one core"], record["one core"]["indexed"], record["large photos"]["indexed"]):
         assert all(figures[name]["median"] > 0.1 for name in ("torchvision", "fastload on libjpeg-turbo"))
-    assert 0 < record["one core"]["index"]["share_of_bytes"] < 0.1
     assert record["one core"]["index"]["making"]["median"] > 0.5
     assert record["one core"]["skipped"] == ["DALI: nvidia.dali is not importable here"]
     assert record["one core"]["libjpeg-turbo alone"]["median"] > 0.5
@@ -64,7 +63,7 @@ def test_quick_run_writes_every_figure(
     assert "DALI: nvidia.dali is not importable here" in shown
     assert "2 threads" in shown
     assert "with index" in shown  # the table fits 80 columns
-    assert "making it:" in shown
+    assert "making the index:" in shown
 
 
 @pytest.mark.slow

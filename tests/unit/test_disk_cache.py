@@ -8,16 +8,16 @@ from pathlib import Path
 
 import pytest
 
-from fastload.jpeg_index import tagged_files
+from fastload import _tagged_files
 from fastload.sources.disk_cache import DiskCache
 
 KEY = bytes(range(48))
 DATA = b"0123456789"
-FILE = len(DATA) + tagged_files.TAGS_BYTES  # bytes
+FILE = len(DATA) + _tagged_files.TAGS_BYTES  # bytes
 
 
 def read(cache, name):
-    return tagged_files.read(cache.path_of(name), cache.key_of(name))
+    return _tagged_files.read(cache.path_of(name), cache.key_of(name))
 
 
 def test_what_was_not_read_for_longest_is_removed(tmp_path):
@@ -38,7 +38,7 @@ def bytes_in(folder):
 def test_several_processes_keep_the_bound_but_for_a_twentieth_each(tmp_path):
     caches = [DiskCache(tmp_path, 10_000, KEY) for _ in range(4)]  # each as in a process of its own
     for number in range(600):
-        caches[number % 4].put(str(number), bytes(100 - tagged_files.TAGS_BYTES))
+        caches[number % 4].put(str(number), bytes(100 - _tagged_files.TAGS_BYTES))
         assert bytes_in(tmp_path) <= 10_000 * (1 + 3 / 20)
     assert bytes_in(tmp_path) >= 0.8 * 10_000
 

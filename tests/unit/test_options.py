@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import pickle
 import re
+import warnings
 
 import pytest
 import torch
@@ -79,6 +81,18 @@ def test_wrong_arguments_are_refused_at_construction(door, what):
 @pytest.mark.parametrize("own", RIGHT, ids=str)
 def test_right_arguments_are_taken(door, own):
     assert DOORS[door](own) is not None
+
+
+@pytest.mark.parametrize("door", ["FastLoader", "wrap"])
+def test_jpeg_index_does_nothing_and_warns_its_caller_once(door):
+    with pytest.warns(DeprecationWarning, match="jpeg_index does nothing any more") as caught:
+        loader = DOORS[door]({"jpeg_index": "some.index"})
+    (warned,) = caught
+    assert (warned.filename, warned.lineno) == (__file__, DOORS[door].__code__.co_firstlineno)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", DeprecationWarning)
+        again = FastLoader([0], **{name: vars(loader)[name] for name in vars(Options())})
+        assert again.jpeg_index is pickle.loads(pickle.dumps(loader)).jpeg_index is None
 
 
 PREFETCHER = {what: WRONG[what] for what in WRONG if what.split()[0] in ("device", "memory_format", "dtype")}

@@ -9,7 +9,7 @@ from backends.batches import Collator
 from backends.datasets import Images, Numbers, Stream, collect
 from photos import make_folder, train_v1
 from plans import text_of
-from torch.utils.data import IterableDataset
+from torch.utils.data import IterableDataset, Subset
 from torchvision.datasets import ImageFolder
 
 from fastload import FastLoader, Plan, Step
@@ -172,6 +172,27 @@ def test_lowering_is_never_promised():
         assert any("the dataset and its transforms run as they are" in note for note in notes)
     with pytest.raises(ValueError, match=r"engine='native', but .*dataset Numbers"):
         FastLoader(Numbers(2), device="cpu", engine="native")
+
+
+class Rooted(Numbers):
+    """Has a root that must not be asked for."""
+
+    @property
+    def root(self):
+        raise AssertionError
+
+
+def test_an_index_file_of_earlier_versions_is_named(tmp_path):
+    folder = ImageFolder(make_folder(tmp_path, 3), train_v1())
+    loaders = [
+        FastLoader(folder, device="cpu", engine="native"),
+        FastLoader(Subset(folder, [0, 1]), device="cpu", engine="torch"),
+    ]
+    note = f"{tmp_path / 'fastload.index'} is not used any more, and may be deleted"
+    assert all(note not in loader.plan.notes for loader in loaders)
+    (tmp_path / "fastload.index").touch()
+    assert all(note in loader.plan.notes for loader in loaders)
+    assert FastLoader(Rooted(4), device="cpu").plan.engine == "torch"
 
 
 def test_a_missing_kernel_is_said_with_the_remedy(cuda, monkeypatch, tmp_path):

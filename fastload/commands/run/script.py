@@ -27,7 +27,7 @@ BOOTSTRAP: Final = Path(__file__).resolve().parent / "bootstrap"
 
 _DEFAULTS: Final = (
     *("device", "memory_format", "dtype", "device_prefetch", "engine", "max_pinned_bytes", "randomness", "exact"),
-    *("max_index_bytes", "jpeg_index", "decode"),
+    *("max_index_bytes", "decode"),
 )
 
 
@@ -67,7 +67,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--max-index-bytes", type=at_least(0), metavar="N", help="most bytes of the JPEG files' index; 0 for none"
     )
-    parser.add_argument("--jpeg-index", metavar="FILE", help="what `fastload index` has written")
     parser.add_argument(
         "--decode", choices=("auto", "cpu", "gpu"), help="where JPEG files are decoded; auto: on the GPU when it waits"
     )

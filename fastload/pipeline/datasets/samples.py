@@ -11,8 +11,7 @@ import torch
 from torch.utils.data import default_collate
 from torch.utils.data._utils.collate import collate_int_fn, default_collate_fn_map
 
-from fastload import _core
-from fastload.jpeg_index import tagged_files
+from fastload import _core, _tagged_files
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -46,7 +45,7 @@ class KeptFile(str):
 
     Args:
         path: Of the file.
-        tagged_with: The key; see :mod:`fastload.jpeg_index.tagged_files`.
+        tagged_with: The key; see :mod:`fastload._tagged_files`.
         again: Returns the bytes when the file has others.
     """
 
@@ -61,7 +60,7 @@ class KeptFile(str):
 
     def read(self) -> bytes:
         """Return the file's bytes. Blocks."""
-        data = tagged_files.read(self, self.tagged_with)
+        data = _tagged_files.read(self, self.tagged_with)
         return bytes(self._again()) if data is None else data
 
     def __reduce__(self) -> Any:

@@ -6,8 +6,6 @@ import os
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from fastload.jpeg_index.file import open_index
-
 if TYPE_CHECKING:
     from fastload import _core
 
@@ -22,7 +20,6 @@ class JpegIndexTotals:
         found: Images that were decoded with it.
         missed: Images whose file it did not know yet.
         evicted: Files that made room for others.
-        from_file: Images that were decoded with what ``fastload index`` has written.
     """
 
     bytes: int
@@ -30,7 +27,6 @@ class JpegIndexTotals:
     found: int
     missed: int
     evicted: int
-    from_file: int
 
 
 class JpegIndex:
@@ -43,10 +39,9 @@ class JpegIndex:
 
     Args:
         max_bytes: Most bytes of memory; positions take about 1.4% of a file's bytes. At least 1.
-        path: What ``fastload index`` has written, to begin with. By default nothing.
 
     Raises:
-        ValueError: ``max_bytes`` is less than 1, or ``path`` cannot be used.
+        ValueError: ``max_bytes`` is less than 1.
 
     Example:
         >>> from fastload.vision import JpegIndex
@@ -54,10 +49,10 @@ class JpegIndex:
         0
     """
 
-    def __init__(self, max_bytes: int = 256 << 20, *, path: str | os.PathLike[str] | None = None) -> None:
+    def __init__(self, max_bytes: int = 256 << 20) -> None:
         if max_bytes < 1:
             raise ValueError(f"max_bytes must be >= 1, got {max_bytes}")
-        self._max_bytes, self._path = max_bytes, path
+        self._max_bytes = max_bytes
         self._made: tuple[int, _core.JpegIndex] | None = None  # with its process: a fork may copy held locks
         self.native()  # so that threads share it
 
@@ -72,8 +67,7 @@ class JpegIndex:
 
         made = self._made
         if made is None or made[0] != os.getpid():
-            file = None if self._path is None else open_index(self._path, self._max_bytes)
-            made = self._made = os.getpid(), _core.JpegIndex(self._max_bytes, file=file)
+            made = self._made = os.getpid(), _core.JpegIndex(self._max_bytes)
         return made[1]
 
     def totals(self) -> JpegIndexTotals:

@@ -44,31 +44,11 @@ def key_path() -> Path:
         raise UserKeyError(f"a key needs a place: {error}") from error
 
 
-def read_key() -> bytes:
-    """Read this user's key.
-
-    Raises:
-        UserKeyError: There is none, or others may read or write it.
-    """
-    path = key_path()
-    try:
-        with open_file(path) as file:
-            about = os.fstat(file.fileno())
-            key = file.read(KEY_BYTES + 1)
-    except OSError as error:
-        raise UserKeyError(
-            f"the key {path} cannot be read ({error.strerror}); copy it from where it was made"
-        ) from error
-    if about.st_uid not in (os.geteuid(), 0) or about.st_mode & 0o077 or len(key) != KEY_BYTES:
-        raise UserKeyError(f"the key {path} must have {KEY_BYTES} bytes, and only you may read it (chmod 600)")
-    return key
-
-
 def make_key() -> bytes:
     """Read this user's key; make it first if there is none.
 
     Raises:
-        UserKeyError: As in :func:`read_key`.
+        UserKeyError: It cannot be read, or others may read or write it.
         OSError: It cannot be written.
     """
     path = key_path()
@@ -82,7 +62,15 @@ def make_key() -> bytes:
                 os.link(temporary, path)
         finally:
             os.unlink(temporary)
-    return read_key()
+    try:
+        with open_file(path) as file:
+            about = os.fstat(file.fileno())
+            key = file.read(KEY_BYTES + 1)
+    except OSError as error:
+        raise UserKeyError(f"the key {path} cannot be read ({error.strerror}); remove it to get another") from error
+    if about.st_uid not in (os.geteuid(), 0) or about.st_mode & 0o077 or len(key) != KEY_BYTES:
+        raise UserKeyError(f"the key {path} must have {KEY_BYTES} bytes, and only you may read it (chmod 600)")
+    return key
 
 
 def key_for(purpose: str, key: bytes) -> bytes:

@@ -1,1 +1,0 @@
-"""Indices of JPEG files: where decoding can start."""

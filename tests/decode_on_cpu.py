@@ -178,6 +178,7 @@ class KernelsOnCpu:
         command = ["g++", "-std=c++17", "-O1", "-ffp-contract=off", "-Wno-unknown-pragmas", "-shared", "-fPIC"]
         subprocess.run([*command, "-o", str(library), str(source)], check=True)
         self._library = ctypes.CDLL(str(library))
+        self._chunks: Any = None
 
     def hues(self, pixels: np.ndarray[Any, Any], shift: int) -> np.ndarray[Any, Any]:
         """Return pixels, one in each word, with another hue."""
@@ -185,10 +186,15 @@ class KernelsOnCpu:
         self._library.shift_hues(ctypes.c_void_p(result.ctypes.data), ctypes.c_longlong(result.size), shift)
         return result
 
-    def decode(self, staging: Any, memory: torch.Tensor, pixels: torch.Tensor, images: int) -> list[int]:
-        """Decode into ``pixels``, and return the numbers of the images that could not be."""
+    def decode(
+        self, staging: Any, memory: torch.Tensor, pixels: torch.Tensor, images: int, *, again: bool = False
+    ) -> list[int]:
+        """Decode into ``pixels``, and return the numbers of the images that could not be.
+
+        ``again`` decodes the last batch anew.
+        """
         bad = torch.zeros(images, dtype=torch.int32)
-        chunks = staging.finish(decode.SCRATCH_MAX_BYTES)
+        self._chunks = chunks = self._chunks if again else staging.finish(decode.SCRATCH_MAX_BYTES)
         tables = torch.full((staging.codes[1] * staging.table_bytes // 8,), -1)
         search = staging.search
         files = torch.full((staging.used + search[4],), 0xA5, dtype=torch.uint8)

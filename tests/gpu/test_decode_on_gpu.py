@@ -69,7 +69,7 @@ def test_same_bits_as_on_threads(folder: Path, steps: str) -> None:
             assert torch.equal(batch, other)
     stats = loader.stats()
     assert stats.gpu_images + stats.python_images < stats.images == 192
-    assert stats.gpu_images > 60  # of two epochs with an index
+    assert stats.gpu_images > 90  # of three epochs
 
 
 def test_parts_of_a_batch(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -134,7 +134,7 @@ def test_batches_of_the_gpu_and_of_threads_in_turns(folder: Path, monkeypatch: p
     assert [made.side for made in noted] == turns
     assert all(made.staged > 0 for made in noted if made.side != "threads")
     assert all(made.new == made.staged for made in noted[:4])  # no file has been visited before
-    assert all(made.new == 0 for made in noted[-4:])
+    assert all(made.new < made.staged for made in noted[-4:])  # but for those of few MCUs
     assert all(made.work_s > 0 for made in noted)
     timed = [made.kernel_s for made in noted if made.staged]
     assert all(0 < seconds < 0.1 for seconds in timed[:4])

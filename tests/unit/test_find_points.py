@@ -167,6 +167,18 @@ def test_without_an_index_all_files_are_new(kernels, pool, new_file):
     assert all(found.same())
 
 
+def test_an_image_that_is_taken_out_is_left_alone(kernels, pool):
+    """Once the others have been decoded, they may be so anew."""
+    found = Found(pool, FILES)
+    assert found.decode(kernels) == []
+    found.staging.remove(3)
+    found.pixels.zero_()
+    found.pixels[3] = 7
+    assert kernels.decode(found.staging, found.memory, found.pixels, len(FILES), again=True) == []
+    assert found.same() == [number != 3 for number in range(len(FILES))]
+    assert set(found.pixels[3].flatten().tolist()) == {7}
+
+
 def with_scan(data: bytes, change: Any) -> bytes:
     """The file with another scan: ``change`` takes the stuffed data and returns it."""
     start = data.index(b"\xff\xda")

@@ -324,6 +324,7 @@ extern "C" __global__ void __launch_bounds__(kFindThreads)
   __shared__ Window window;
   const StagedWork item = work[blockIdx.x];
   const StagedImage& image = reinterpret_cast<const StagedImage*>(batch)[item.image];
+  if (image.interval_count == 0) return;  // taken out
   const u32 first = static_cast<u32>(item.thread);
   load(batch, image, tables, first, 0, window);
   const Runs runs(image, scratch);
@@ -342,6 +343,7 @@ extern "C" __global__ void __launch_bounds__(kFindThreads)
   __shared__ Window window;
   const StagedWork item = work[blockIdx.x];
   const StagedImage& image = reinterpret_cast<const StagedImage*>(batch)[item.image];
+  if (image.interval_count == 0) return;  // taken out
   const u32 first = static_cast<u32>(item.thread);
   u32 number = first + static_cast<u32>(thread_number());
   load(batch, image, tables, first, 0, window);
@@ -547,6 +549,7 @@ extern "C" __global__ void __launch_bounds__(kFindThreads)
   __shared__ Window window;
   const StagedWork item = work[blockIdx.x];
   const StagedImage& image = reinterpret_cast<const StagedImage*>(batch)[item.image];
+  if (image.interval_count == 0) return;  // taken out
   const Runs runs(image, scratch);
   const u32 first = static_cast<u32>(item.thread), last = min(first + kFindsPerBlock, runs.count + 1);
   load(batch, image, tables, first, bad[item.image], window);

@@ -1,4 +1,6 @@
-"""Simulate machines on which decode threads or a GPU decode, and either finds the way into new files.
+"""Simulate machines on which decode threads or a GPU decode.
+
+Either finds the way into new files.
 
 What is simulated is what ``native/pipeline.py`` and ``device/transfer.py`` do: up to three batches are with the
 threads, which serve them in order; one batch is finished before it is requested; its copy waits while the consumer is

@@ -134,7 +134,7 @@ def test_batches_of_the_gpu_and_of_threads_in_turns(folder: Path, monkeypatch: p
     assert [made.side for made in noted] == turns
     assert all(made.staged > 0 for made in noted if made.side != "threads")
     assert all(made.new == made.staged for made in noted[:4])  # no file has been visited before
-    assert all(made.new < made.staged for made in noted[-4:])  # but for those of few MCUs
+    assert all(made.new < made.staged for made in noted[-4:] if made.side != "threads")  # new: those of few MCUs
     assert all(made.work_s > 0 for made in noted)
     timed = [made.kernel_s for made in noted if made.staged]
     assert all(0 < seconds < 0.1 for seconds in timed[:4])

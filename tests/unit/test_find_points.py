@@ -61,7 +61,7 @@ def crops_of(files: list[bytes], seed: int) -> np.ndarray[Any, np.dtype[np.int32
 
 
 class Found:
-    """A batch whose points the kernels are to find, and what decode threads make of it."""
+    """A batch whose points the kernels are to find, and the threads' pixels."""
 
     def __init__(self, pool: _core.Pool, files: list[bytes], seed: int = 0) -> None:
         self.files, self.crops = files, crops_of(files, seed)
@@ -191,7 +191,7 @@ def with_scan(data: bytes, change: Any) -> bytes:
     [
         lambda scan: scan + b"\x12",  # data behind the last block
         lambda scan: scan[:-9],  # blocks are missing
-        lambda scan: scan[: len(scan) // 2] + b"\xff\xd3" + scan[len(scan) // 2 :],  # a restart that nobody announced
+        lambda scan: scan[: len(scan) // 2] + b"\xff\xd3" + scan[len(scan) // 2 :],  # a restart without an interval
         lambda scan: b"",
     ],
     ids=["longer", "shorter", "marker", "empty"],

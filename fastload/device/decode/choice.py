@@ -88,7 +88,7 @@ class DecodeChoice:
         return self._decoder.files(pixels, by_view, side, samples - probed_of(samples) if probes else None)
 
     def learn(self, index: Any, has_time: Callable[[], bool]) -> None:
-        """Note in the index what kernels have found in new files, as long as there is time.
+        """Note in the index what kernels have found, while there is time.
 
         Args:
             index: A :class:`_core.JpegIndex`.

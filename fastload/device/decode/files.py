@@ -88,7 +88,7 @@ def table_launch(codes: tuple[int, int], files: int, tables: int) -> tuple[str, 
 def find_launches(
     search: tuple[int, ...], images: int, sets: int, files: int, tables: int, find_tables: int, runs: int, bad: int
 ) -> Iterator[tuple[str, tuple[int, ...], tuple[int, int], tuple[int, ...]]]:
-    """As :func:`launches`, for the kernels that find the points of files that the index does not know.
+    """As :func:`launches`, for the kernels that find points of new files.
 
     Args:
         search: Of :attr:`_core.Staging.search`.
@@ -200,13 +200,16 @@ class Decoder:
                 ``"scan"`` them first.
             most_samples: Samples behind the first so many are left to the threads.
         """
-        how = new_file, most_samples, self.to_learn()
+        # The pipeline's thread has not kept up with what is found.
+        to_learn = self.to_learn() if len(self._found) > 1 else None
+        how = new_file, most_samples, to_learn
         return StagedFiles(self, pixels, by_view, self._bytes_per_image, self._buffers.take, *how)
 
     def found(self, points: _core.FoundPoints) -> None:
         """Keep these points for the index.
 
-        The pipeline's thread notes them while it would wait, and threads do before they prepare a later batch's files.
+        The pipeline's thread notes them while it would wait. Where it does not keep up, decode threads do, before they
+        prepare files.
         """
         with self._lock:
             self._found.append(points)
@@ -318,9 +321,9 @@ class StagedFiles:
 
     @property
     def decoded(self) -> tuple[NewFile, int, int]:
-        """What was done with new files; how many samples the kernels decode, and how many of them are of new files.
+        """What was done with new files, and numbers of samples.
 
-        Of several views, each counts for its share.
+        The numbers are of those that the kernels decode, and of those of them that are of new files. Of several views, each counts for its share.
         """
         views = len(self._parts)
         staged = (self._samples * views - self.staging.has().count(0)) // views

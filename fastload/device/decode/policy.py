@@ -1,4 +1,4 @@
-"""Decide batch by batch whether decode threads or the GPU decode, and who finds the way into new files.
+"""Decide for each batch what decodes, and what finds the way into new files.
 
 There are three sides: the threads decode; the GPU decodes, and finds the points of files that the index does not know;
 the GPU decodes, and threads scan such files for their points. The GPU begins. Whenever another side may make the loop
@@ -193,7 +193,7 @@ class DecodePolicy:
         self._blank = 0  # batches in succession of which the GPU decoded no file
         self._lock = threading.Lock()
         self._look_in, self._look_wait = 0, 1
-        self._share = self._new = 0.0  # of a batch's images that the GPU decodes; those of them that are new
+        self._share = self._new_share = 0.0  # of a batch's images that the GPU decodes; those of them that are new
         self._phase: Phase = "steady"
         self._settle = SETTLE  # batches not to measure
         self._until_probe = PROBE_BEGIN + 1  # batches until one with a probe, with it; 0: none
@@ -223,7 +223,7 @@ class DecodePolicy:
         with self._lock:
             self._settle = max(self._settle, SETTLE_EPOCH)
             self._look_in, self._look_wait = 0, 1
-            self._new = 0.0
+            self._new_share = 0.0
             self._open_window(steps)
 
     @property
@@ -232,7 +232,7 @@ class DecodePolicy:
         return self.side != "threads"
 
     def choose(self) -> tuple[Side, bool]:
-        """Return the next batch's side, and whether some of its samples are left to the threads for a probe."""
+        """Return the next batch's side, and whether threads decode a part for a probe."""
         if (
             self.available and not self._until_probe
         ):  # without the lock: the usual case, and one batch more does no harm
@@ -295,7 +295,7 @@ class DecodePolicy:
         if made.side == "threads":
             return "threads"
         share = made.staged / max(1, made.images)
-        self._new += 0.25 * (made.new / max(1, made.staged) - self._new)
+        self._new_share += 0.25 * (made.new / max(1, made.staged) - self._new_share)
         self._share = max(share, 0.95 * self._share)
         self._blank = 0 if made.staged else self._blank + 1
         available = made.staged > 0 or (self.available and self._blank < _BLANK_MIN)
@@ -323,8 +323,8 @@ class DecodePolicy:
         return f"with threads the GPU waited for batches {self.starved:.0%} of the time"
 
     def _is_slow(self, side: Side, seconds: float) -> bool:
-        """Whether a side's kernels alone are known to take longer than so many seconds, unless these are 0."""
-        finds = side == "find" and self._new >= _NEW_MIN
+        """Whether a side's kernels alone take longer than so many seconds, if any."""
+        finds = side == "find" and self._new_share >= _NEW_MIN
         return seconds > 0.0 and self._kernels[finds].exceeds(self._batch, seconds)
 
     def _needs(self) -> str:
@@ -408,7 +408,7 @@ class DecodePolicy:
                 self._underestimate = min(_UNDERESTIMATE_MAX, max(1.0, interval_s / self.needed_s))
         elif not affordable or self._batch < self._compare_at:
             return
-        sides = (self._gpu_side, self._other_side) if self._new >= _NEW_MIN else (self._gpu_side,)
+        sides = (self._gpu_side, self._other_side) if self._new_share >= _NEW_MIN else (self._gpu_side,)
         for side in sides:
             if self._is_open(side, interval_s, affordable):
                 self._try(side)
@@ -427,7 +427,7 @@ class DecodePolicy:
             self._try("threads")
 
     def _consider_new_files(self, interval_s: float, affordable: bool) -> None:
-        if self._new < _NEW_MIN or not self.needed_s:
+        if self._new_share < _NEW_MIN or not self.needed_s:
             return
         scan_s = _SCAN_SHARE * self.needed_s * self._underestimate + self._staging_s
         other = self._other_side

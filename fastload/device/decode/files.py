@@ -323,7 +323,8 @@ class StagedFiles:
     def decoded(self) -> tuple[NewFile, int, int]:
         """What was done with new files, and numbers of samples.
 
-        The numbers are of those that the kernels decode, and of those of them that are of new files. Of several views, each counts for its share.
+        The numbers are of those that the kernels decode, and of those of them that are of new files. Of several views,
+        each counts for its share.
         """
         views = len(self._parts)
         staged = (self._samples * views - self.staging.has().count(0)) // views

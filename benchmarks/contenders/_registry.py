@@ -193,6 +193,7 @@ CONTENDERS: dict[str, Contender] = {
     "ffcv-raw": replace(_FFCV, title="FFCV, raw pixels", variant="raw"),
     "fastload-workers": replace(_FASTLOAD, title="FastLoader, workers", variant="workers"),
     "fastload": _FASTLOAD,
+    "fastload-new": replace(_FASTLOAD, title="FastLoader, native, first visit", variant="native-new"),
     "fastload-cpu": replace(
         _FASTLOAD, title="FastLoader, native, decoding on the CPU", variant="native-cpu", needs_gpu=True
     ),

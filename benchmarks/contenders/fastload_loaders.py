@@ -23,7 +23,10 @@ def open_feed(job: Job, variant: str) -> Feed:
     if variant == "workers":
         dataset = in_workers(dataset)
     else:
-        own = {"engine": "native", "decode": variant.partition("-")[2] or "auto"}
+        how = variant.partition("-")[2]
+        own = {"engine": "native", "decode": how if how in ("cpu", "gpu") else "auto"}
+        if how == "new":
+            own["max_index_bytes"] = 0  # so that each visit of a file is a first one
     loader = FastLoader(
         dataset,
         batch_size=job.batch_size,

@@ -238,15 +238,16 @@ def _epochs(args: argparse.Namespace, dataset: Any) -> dict[str, Any]:
         )
         if side != "auto":
             state_of(loader).decode_policies[device] = _Always(side)
+        untimed = min(UNTIMED_BATCHES, len(loader) // 2)
         for epoch in range(2 + LATER_EPOCHS):
-            begun, images = time.perf_counter(), 0
+            begun = started = time.perf_counter()
+            images = 0
             for number, (pixels, _) in enumerate(loader):
-                if number < UNTIMED_BATCHES:
-                    if number == UNTIMED_BATCHES - 1:
-                        torch.cuda.synchronize()
-                        started = time.perf_counter()
-                else:
+                if number >= untimed:
                     images += len(pixels)
+                elif number == untimed - 1:
+                    torch.cuda.synchronize()
+                    started = time.perf_counter()
             torch.cuda.synchronize()
             rate = images / (time.perf_counter() - started)
             if not epoch:

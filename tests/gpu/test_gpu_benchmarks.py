@@ -37,17 +37,20 @@ def test_every_part_is_measured(photos: Path, tmp_path: Path) -> None:
     given = ("--quick", "--data", photos, "--batch-size", 16, "--verify", 2000, "--files", 100)
     assert gpudecode.main(arguments(*given, "--json", tmp_path / "out.json")) == 0
     record = json.loads((tmp_path / "out.json").read_text())
-    kernels, step, verify = (record[part] for part in gpudecode.GPU_PARTS)
+    kernels, epochs, step, verify = (record[part] for part in gpudecode.GPU_PARTS)
+    assert epochs["images_per_s"]["1"]["find"]["first"]["median"] > 0
     assert kernels["images"] > 0.9 * kernels["of_images"]
     decoding = {name: spread for name, spread in kernels["ms"].items() if name.startswith(gpudecode.DECODE)}
     assert len(decoding) >= 3
     assert kernels["decode_ms"]["median"] == pytest.approx(sum(one["median"] for one in decoding.values()), rel=0.5)
     assert any("Memcpy HtoD" in name for name in kernels["profiled_ms"])
-    assert step["decoded_on_gpu"] > 0.9
+    assert step["fed_decoded_on_gpu"] > 0.9
+    assert step["new_decoded_on_gpu"] > 0.9
     assert step["ms_per_step"]["fed"]["median"] > 0
     assert verify["differ"] == 0
     assert verify["crops"] >= 2000
     assert verify["gpu_staged"] > 0.2 * verify["crops"]
+    assert verify["new_staged"] >= verify["gpu_staged"]
     assert verify["pillow_crops"] > 0
 
 

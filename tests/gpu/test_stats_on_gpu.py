@@ -58,8 +58,8 @@ def test_every_stage_of_an_engine_takes_time(folder, engine, stages):
 
 
 def test_pixels_and_their_lookup_are_told_apart(folder):
-    """The native engine copies uint8; the lookup is the epilogue and takes some time."""
-    with FastLoader(folder, batch_size=16, num_workers=2, engine="native", device="cuda") as loader:
+    """What threads decode is copied as uint8; the lookup is the epilogue and takes some time."""
+    with FastLoader(folder, batch_size=16, num_workers=2, engine="native", decode="cpu", device="cuda") as loader:
         for batch in loader:
             compute(batch)
         torch.cuda.synchronize()

@@ -133,6 +133,20 @@ def test_found_points_are_noted_in_the_index_in_their_turn():
     assert decoder.to_learn() is points[2]
 
 
+def test_memory_of_searches_is_freed_with_the_first_batch_without_new_files(monkeypatch):
+    monkeypatch.setattr(torch.cuda, "Event", Event)
+    monkeypatch.setattr(nvrtc, "launcher", lambda _: lambda *_: None)
+    decoder = decoder_on_host()
+    kept = []
+    for search in ((IMAGES, 0, 4, 1 << 12, 1 << 10), (0, 0, 0, 0, 0)):
+        staged = decoder.files(torch.zeros(IMAGES, 8, 8, 3, dtype=torch.uint8), lambda pixels: [pixels])
+        staged.staging = Staging(USED)
+        staged.staging.search = search
+        staged.to(torch.device("cpu"))
+        kept.append("search" in decoder._kept)
+    assert kept == [True, False]
+
+
 def test_a_decoder_that_gives_up_frees_its_memory(monkeypatch):
     def fill_up(files: torch.Tensor, _: torch.Tensor) -> None:
         kept.append(weakref.ref(files))

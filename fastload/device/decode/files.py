@@ -251,6 +251,10 @@ class Decoder:
             self._kept[name] = memory
         return self._kept[name]
 
+    def free(self, name: str) -> None:
+        """Free device memory, in a batch's :attr:`turn`."""
+        self._kept.pop(name, None)
+
     def _empty(self, nbytes: int) -> torch.Tensor:
         return torch.empty(nbytes, dtype=torch.uint8, device=self.device)
 
@@ -435,7 +439,9 @@ class StagedFiles:
     def _searches(self, files: torch.Tensor, tables: torch.Tensor, bad: torch.Tensor) -> Iterator[Any]:
         """Yield what finds the points of files that the index does not know."""
         search, sets = self.staging.search, self.staging.codes[1]
-        if search[0]:
+        if not search[0]:
+            self._decoder.free("search")  # it is large, and later epochs do not need it
+        else:
             table_bytes = sets * _core.Staging.find_table_bytes
             memory = self._decoder.memory("search", table_bytes + search[3])
             find_tables = memory.data_ptr()

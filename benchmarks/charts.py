@@ -23,9 +23,7 @@ DRAWN: Final = {
     "loaders-decode": ("16 threads",),
     "loaders-ffcv": ("16 threads",),
     "loaders-nvjpeg": ("16 threads",),
-    "train": ("ResNet-50, 6 cores", "ResNet-50, 16 cores", "ResNet-18, 6 cores", "ViT-S/16, 6 cores"),
     "scaling": ("256 px, 16 KB, batches of 256", "1000 px, 208 KB, batches of 64", "4000 px, 3,625 KB, batches of 16"),
-    "multigpu": ("1 GPU", "4 GPUs"),
 }
 """Titles of the columns that a record's chart shows, where not all."""
 

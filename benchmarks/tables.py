@@ -22,7 +22,6 @@ NO_PEER: Final = (*OURS, "ceiling")
 MARK: Final = " ▲"
 GAP: Final = "–"
 
-DECODES_ON_GPU_SINCE: Final = "2026-11-24"
 
 IN_SHORT: Final = ("torch-pinned", "dali-cpu", "dali-gpu", "fastload")
 """Contenders of the first table of README and documentation."""
@@ -286,7 +285,7 @@ def gpudecode(record: dict[str, Any]) -> str:
     """The kernels, a step beside them, the crops compared; reasons for parts without figures."""
     parts = _measured(record)
     said = [words(parts[name]) for name, words in _GPU_PARTS.items() if name in parts]
-    for name in _GPU_PARTS:
+    for name in record["parameters"].get("parts", _GPU_PARTS):
         part = record.get(name, {"skipped": "not asked"})
         if reason := part.get("skipped") or part.get("failed"):
             said.append(f"Not measured: {name}, {' '.join(str(reason).split())}.")
@@ -301,9 +300,28 @@ def _gpudecode_in_brief(record: dict[str, Any]) -> str:
     parts = _measured(record)
     said = []
     if (total := parts.get("kernels", {}).get("decode_ms")) is not None:
-        said.append(f"The kernels take {total['median']:.2f} ms for {parts['kernels']['batch_size']} images.")
+        first = parts["kernels"]["new"]["decode_ms"]["median"]
+        count = parts["kernels"]["batch_size"]
+        said.append(f"The kernels take {total['median']:.2f} ms for {count} images, {first:.2f} ms at a first visit.")
+    if "epochs" in parts:
+        rates = parts["epochs"]["images_per_s"]
+        first, later = (
+            [_listed(_of(rates, side, epoch)) for side in ("auto", "threads")] for epoch in ("first", "later")
+        )
+        said.append(
+            f"With {_listed(rates)} threads FastLoader makes {first[0]} images/s in a first epoch, whose files are all "
+            f"new, and {later[0]} in later ones; decode threads alone make {first[1]} and {later[1]}."
+        )
     said += [words(parts[name]) for name, words in (("step", _step), ("verify", _verify)) if name in parts]
     return " ".join(said)
+
+
+def _of(rates: dict[str, Any], side: str, epoch: str) -> list[str]:
+    return [f"{by_side[side][epoch]['median']:,.0f}" for by_side in rates.values()]
+
+
+def _listed(values: Iterable[str]) -> str:
+    return " / ".join(values)
 
 
 def _measured(record: dict[str, Any]) -> dict[str, Any]:
@@ -313,10 +331,12 @@ def _measured(record: dict[str, Any]) -> dict[str, Any]:
 
 def _kernels(part: dict[str, Any]) -> str:
     both = [part["new"], part]  # every file new, and none
-    names = dict.fromkeys(name for of in both for name, one in of["ms"].items() if one["median"] >= 0.0005)
+    names = dict.fromkeys(
+        name for of in both for name, one in of["ms"].items() if "." in name and one["median"] >= 0.0005
+    )
 
     def cells(times: Iterable[dict[str, float] | None], bold: str = "") -> list[str]:
-        return ["" if one is None else f"{bold}{with_farthest(one, '.3f', ' ms')}{bold}" for one in times]
+        return [f"{bold}{with_farthest(one, '.3f', ' ms')}{bold}" if one and one["median"] else "" for one in times]
 
     rows = [[f"`{name.rpartition('.')[2]}`", *cells(of["ms"].get(name) for of in both)] for name in names]
     rows.append(["all that decode", *cells((of["decode_ms"] for of in both), "**")])
@@ -371,8 +391,9 @@ def _verify(part: dict[str, Any]) -> str:
         return f"{part['pillow_crops']:,} crops by decode threads beside Pillow's: {part['differ']} differ."
     return (
         f"{part['differ']:,} of {part['crops']:,} random crops of varied files differ in a bit from the decode "
-        f"threads'. The GPU decoded {part['gpu_staged']:,} of them with an index and {part['new_staged']:,} without; "
-        f"{part['pillow_crops']:,} were compared with Pillow's, too."
+        f"threads'. The GPU decoded {part['gpu_staged']:,} of them with an index"
+        + (f" and {part['new_staged']:,} without" if "new_staged" in part else "")
+        + f"; {part['pillow_crops']:,} were compared with Pillow's, too."
     )
 
 
@@ -503,16 +524,6 @@ def _train(record: dict[str, Any]) -> list[Column]:
     return columns
 
 
-def _one_model(record: dict[str, Any]) -> list[Column]:
-    """Images per second, shares of the ceiling, and the training thread's time."""
-    (point,) = record["points"]
-    return [
-        column(f"{_model(point['model'])}, {_cores(point)}: images/s", point, "images_per_s"),
-        column("of the ceiling", point, "share_of_ceiling"),
-        column("main thread per batch", point, "main_thread_us_per_batch"),
-    ]
-
-
 def _scaling(record: dict[str, Any]) -> list[Column]:
     columns = []
     for point in sorted(record["points"], key=lambda point: (point.get("edge_px", math.inf), point["batch_size"])):
@@ -561,7 +572,6 @@ _loaders = _by_threads(("THREADS", "images_per_s"))
 COLUMNS: Final[dict[str, Callable[[dict[str, Any]], list[Column]]]] = {
     "loaders": _loaders,
     "train": _train,
-    "one_model": _one_model,
     "firstbatch": _by_threads(("THREADS", "first_batch_s")),
     "cpu": _by_threads(
         ("per image, THREADS", "processor_ms_per_image"), ("main thread per batch", "main_thread_us_per_batch")
@@ -581,7 +591,6 @@ def peers(record: dict[str, Any], columns: list[Column]) -> str:
     parts = [
         _contenders(record, columns, spread=True),
         who_is_ahead(record, columns),
-        _age(record),
         _pixels(record),
         _without_slots(record),
         _absent(record),
@@ -601,7 +610,13 @@ def share(record: dict[str, Any]) -> str:
     ]
     shown = _contenders(few, columns, spread=True).replace("|  |", "| ResNet-50, share of full GPU speed |", 1)
     ahead = who_is_ahead(few, columns)
-    return f"{shown}\n\nMedian ± the farthest of five repeats. {ahead} {_age(record)}".rstrip()
+    said = f"{shown}\n\nFrom the second epoch on. Median ± the farthest repeat. {ahead}"
+    if (path := RESULTS / "gpudecode-resnet50-2-cores.json").exists():
+        first = json.loads(path.read_text())
+        share = 1 / first["step"]["new_over_resident"]["median"]
+        said += f" In a first epoch, whose files are all new, FastLoader's share is {share:.1%} with "
+        said += f"{first['environment']['usable_cpus']} cores ({where(first, f'`{path.name}`')})."
+    return said
 
 
 def beside(record: dict[str, Any]) -> str:
@@ -615,11 +630,12 @@ def beside(record: dict[str, Any]) -> str:
     ]
     threads = " / ".join(one.title.partition(" ")[0] for one in columns)
     ahead = who_is_ahead(few, columns).replace("\n\n", " ")
-    parts = [f"Images per second with {threads} threads: {'; '.join(rates)}. {ahead}"]
-    if (path := RESULTS / "gpudecode.json").exists():
-        on_gpu = json.loads(path.read_text())
-        if said := _gpudecode_in_brief(on_gpu):
-            parts.append(f"{said} {where(on_gpu, f'`{path.name}`')}.")
+    parts = [f"Images per second with {threads} threads, from the second epoch on: {'; '.join(rates)}. {ahead}"]
+    for path in (RESULTS / "gpudecode.json", RESULTS / "gpudecode-crops.json"):
+        if path.exists():
+            on_gpu = json.loads(path.read_text())
+            if said := _gpudecode_in_brief(on_gpu):
+                parts.append(f"{said} {where(on_gpu, f'`{path.name}`')}.")
     return "\n\n".join(parts)
 
 
@@ -664,14 +680,6 @@ def who_is_ahead(record: dict[str, Any], columns: list[Column]) -> str:
 
 def _times(lead: float) -> str:
     return f"{100 * (lead - 1):.1f}%" if lead < 1.1 else f"{lead:.1f}×" if lead < 10 else f"{lead:.0f}×"
-
-
-def _age(record: dict[str, Any]) -> str:
-    """Say if a record is older than decoding on the GPU."""
-    ran = record["environment"]
-    if not ran["gpu"] or ran["date"] >= DECODES_ON_GPU_SINCE or "fastload" not in record["contenders"]:
-        return ""
-    return "Recorded before FastLoader decoded on the GPU, too."
 
 
 def _pixels(record: dict[str, Any]) -> str:

@@ -10,6 +10,7 @@ import json
 import time
 from collections import Counter
 from dataclasses import replace
+from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
@@ -29,6 +30,7 @@ from benchmarks.contenders import nvjpeg_lists
 from benchmarks.contenders._job import Job
 from fastload.bench.photos import PhotoSet, write_photos
 from fastload.device import nvrtc
+from fastload.device.decode.policy import DecodePolicy
 
 optional.needed("skimage", "rich")
 
@@ -101,15 +103,16 @@ def test_without_a_gpu_it_is_skipped(monkeypatch, capsys) -> None:
 
 
 class Decoding:
-    """A loader whose GPU decodes three of four images, in half a millisecond each."""
+    """A loader whose GPU decodes three of four images; two, and smaller, of new files."""
 
     plan = "the plan"
 
     def __init__(self, dataset, *, batch_size, sampler, decode, engine, **more) -> None:
         assert (decode, engine) == ("gpu", "native")
+        self.new = more.get("max_index_bytes") == 0
         self.sampler, self.batch_size = sampler, batch_size
         self.images = self.gpu_images = 0
-        self.kernels = nvrtc.build(0, "fastload_decode", "", ["huffman", "rows"])
+        self.kernels = nvrtc.build(0, "fastload_decode", "", ["huffman", "rows", "points"])
         self.other = nvrtc.build(0, "fastload_epilogue", "", ["look_up"])
 
     def __iter__(self):
@@ -119,13 +122,16 @@ class Decoding:
             yield self._made(launch, len(indices))
 
     def _made(self, launch, count):
-        decoded = count * 3 // 4
+        decoded = count // 2 if self.new else count * 3 // 4
         launch(self.kernels["huffman"], 1, 1, 0, 0.4 * decoded)
         launch(self.kernels["rows"], 1, 1, 0, 0.1 * decoded)
         launch(self.other["look_up"], 1, 1, 0, 0.01 * decoded)
+        if self.new:
+            launch(self.kernels["points"], 1, 1, 0, 0.2 * decoded)
         self.images += count
         self.gpu_images += decoded
-        return torch.zeros(count, 3, 8, 8), torch.zeros(count, dtype=torch.long)
+        edge = 7 if self.new else 8
+        return torch.zeros(count, 3, edge, edge), torch.zeros(count, dtype=torch.long)
 
     def stats(self):
         return SimpleNamespace(images=self.images, gpu_images=self.gpu_images)
@@ -140,11 +146,17 @@ def test_what_cannot_be_is_refused(given, capsys) -> None:
     assert given[0] in capsys.readouterr().err
 
 
+FOUND = {
+    **{"crops": 100, "differ": 0, "gpu_staged": 60, "refused": 3, "new_staged": 50, "new_refused": 7},
+    **{"pillow_crops": 50, "seconds": 1.0},
+}
+
+
 @pytest.mark.parametrize(("differ", "code"), [(0, 0), (1, 1)])
 def test_a_difference_is_a_failure(monkeypatch, tmp_path, capsys, differ, code) -> None:
     def compare(folder, asked, keep):
         assert (asked.crops, asked.pillow_crops, asked.device) == (100, 50, "cpu")
-        found = {"crops": 100, "differ": differ, "gpu_staged": 0, "refused": 0, "pillow_crops": 50, "seconds": 1.0}
+        found = FOUND | {"differ": differ}
         keep(found)
         assert json.loads((tmp_path / "out.json").read_text())["complete"] is False
         return found
@@ -154,13 +166,14 @@ def test_a_difference_is_a_failure(monkeypatch, tmp_path, capsys, differ, code) 
     assert run("--quick", "--verify", 100, "--json", tmp_path / "out.json") == code
     record = json.loads((tmp_path / "out.json").read_text())
     assert record["complete"] is True
-    assert record["kernels"] == record["step"] == {"skipped": gpudecode.SKIPPED}
-    assert f"{differ} of 100 crops differ" in capsys.readouterr().out
+    assert record["kernels"] == record["epochs"] == record["step"] == {"skipped": gpudecode.SKIPPED}
+    said = f"{differ} of 100 crops differ; 60 were decoded on the GPU, 3 refused by its kernels; as new files 50 and 7;"
+    assert said in " ".join(capsys.readouterr().out.split())
 
 
 @pytest.mark.parametrize(("staged", "code"), [(0, 1), (60, 0)])
 def test_a_gpu_that_decodes_nothing_is_a_failure(monkeypatch, staged, code) -> None:
-    found = {"crops": 100, "differ": 0, "gpu_staged": staged, "refused": 0, "pillow_crops": 50, "seconds": 1.0}
+    found = FOUND | {"gpu_staged": staged}
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(gpudecode, "environment", dict)
     monkeypatch.setattr(gpudecode, "compare", lambda folder, asked, keep: found)
@@ -196,16 +209,17 @@ def batch(**changes: float) -> tuple[torch.Tensor, torch.Tensor]:
         ({"label": 7}, 3, 2),
     ],
 )
-@pytest.mark.parametrize("others", [("gpu",), ("gpu", "pillow")])
-def test_each_crop_that_differs_is_named(changes, place, file, others) -> None:
+@pytest.mark.parametrize("which", ["gpu", "new"])
+@pytest.mark.parametrize("others", [(), ("pillow",)])
+def test_each_crop_that_differs_is_named(changes, place, file, which, others) -> None:
     compared = comparison()
-    batches = {"cpu": batch(), "gpu": batch(**changes)} | ({"pillow": batch()} if "pillow" in others else {})
+    batches = {name: batch() for name in ("cpu", "gpu", "new", *others)} | {which: batch(**changes)}
     compared._compare(batches, 1, seed=0)
     assert compared.seen["crops"] == 4
     assert compared.seen["pillow_crops"] == (4 if "pillow" in others else 0)
     assert compared.seen["differ"] == (0 if place is None else 1)
     assert [(one["place"], one["file"], one["which"]) for one in compared.differences] == (
-        [] if place is None else [(place, file, "gpu")]
+        [] if place is None else [(place, file, which)]
     )
 
 
@@ -213,6 +227,18 @@ def test_the_threads_are_compared_with_pillow() -> None:
     compared = comparison()
     compared._compare({"cpu": batch(pixel=5.0), "gpu": batch(), "pillow": batch()}, 0, seed=0)
     assert [(one["which"], one["beside"]) for one in compared.differences] == [("cpu", "pillow")]
+
+
+@pytest.mark.parametrize(("device", "refused"), [("cuda", (1, 5)), ("cpu", (0, 0))])
+def test_crops_of_new_files_are_counted_beside_the_others(monkeypatch, tmp_path, device, refused) -> None:
+    seen = Counter({"crops": 8, "gpu_staged": 6, "new_staged": 3, "cpu_python": 4, "gpu_python": 5, "new_python": 9})
+    made = SimpleNamespace(seen=seen, differences=[], run=lambda *_, seed: None, close=lambda: None)
+    monkeypatch.setattr(_varied_crops, "Comparison", lambda *_: made)
+    monkeypatch.setattr(_varied_crops, "make_files", lambda *_: {"grey": 4})
+    asked = Asked(crops=8, files=4, pillow_crops=4, batch_size=4, workers=1, device=device)
+    record = _varied_crops.compare(tmp_path, asked, lambda so_far: None)
+    assert (record["gpu_staged"], record["new_staged"]) == (6, 3)
+    assert (record["refused"], record["new_refused"]) == refused  # beyond what the threads leave to Python, too
 
 
 def test_files_are_told_apart() -> None:
@@ -338,7 +364,14 @@ def test_kernels_are_timed_for_images_that_the_gpu_decodes(device, args, monkeyp
     assert result["decode_ms"]["values"] == pytest.approx([4 * 0.5] * 3)  # without the epilogue
     assert result["ms"]["fastload_epilogue.look_up"]["median"] == pytest.approx(4 * 0.01)
     assert result["profiled_ms"] == pytest.approx({"huffman": 4 * 0.3})
-    assert "2.000 ms to decode" in gpudecode.describe("kernels", result)
+    new = result["new"]
+    assert (new["images"], new["of_images"]) == (8, 16)
+    assert new["ms"]["fastload_decode.points"]["values"] == pytest.approx([4 * 0.2] * 3)
+    assert new["decode_ms"]["values"] == pytest.approx([4 * 0.7] * 3)
+    assert "fastload_decode.points" not in result["ms"]
+    said = gpudecode.describe("kernels", result)
+    assert "kernels, per batch of 4: 2.000 ms to decode" in said
+    assert "\nnew files, kernels, per batch of 4: 2.800 ms to decode" in said
     monkeypatch.setattr(Decoding, "stats", lambda self: SimpleNamespace(images=1, gpu_images=0))
     with pytest.raises(ValueError, match=r"the GPU must decode some of .*\nthe plan"):
         gpudecode.kernels(args)
@@ -349,11 +382,17 @@ def test_a_step_beside_decoding_is_compared_in_turns(device, args, monkeypatch) 
     clock.mark = lambda: clock.s
     trained: list[str] = []
 
+    class Waited(Decoding):
+        def _made(self, launch, count):
+            clock.s += 0.03 if self.new else 0.0
+            return super()._made(launch, count)
+
     def step(images, labels) -> None:
-        trained.append("fed" if images.shape[-1] == 8 else "resident")
-        clock.s += 0.11 if trained[-1] == "fed" else 0.10
+        trained.append({8: "fed", 7: "new", 6: "resident"}[images.shape[-1]])
+        clock.s += {"fed": 0.11, "new": 0.12, "resident": 0.10}[trained[-1]]
 
     resident = itertools.repeat((torch.zeros(4, 3, 6, 6), torch.zeros(4)))
+    monkeypatch.setattr(gpudecode, "FastLoader", Waited)
     monkeypatch.setattr(gpudecode, "CudaClock", lambda: clock)
     monkeypatch.setattr(gpudecode, "TrainingStep", lambda model, device, channels_last: step)
     monkeypatch.setattr(gpudecode.ceiling, "open_feed", lambda job, variant: SimpleNamespace(batches=resident))
@@ -361,12 +400,79 @@ def test_a_step_beside_decoding_is_compared_in_turns(device, args, monkeypatch) 
     result = gpudecode.step(args)
     assert result["fed_over_resident"]["values"] == pytest.approx([1.1] * 3)
     assert result["ms_per_step"]["resident"]["median"] == pytest.approx(100)
-    assert result["wait_share"]["values"] == pytest.approx([0] * 3)
-    assert result["decoded_on_gpu"] == 0.75
+    assert result["new_over_resident"]["values"] == pytest.approx([1.5] * 3)
+    assert result["fed_wait_share"]["values"] == pytest.approx([0] * 3)
+    assert result["new_wait_share"]["values"] == pytest.approx([0.2] * 3)
+    assert (result["fed_decoded_on_gpu"], result["new_decoded_on_gpu"]) == (0.75, 0.5)
     turns = [name for name, _ in itertools.groupby(trained)]
-    assert turns == ["fed", "resident", "fed", "resident", "fed", "resident"]
-    assert len(trained) == 2 * 4 * (gpudecode.WARM_STEPS + 5)
-    assert "100.00 ms, beside GPU decoding 110.00 ms: 1.1000" in gpudecode.describe("step", result)
+    order = ["fed", "new", "resident"]  # and back, from where it ended
+    assert turns == [*order, *order, "new", "fed", "new", "resident"]
+    assert len(trained) == 3 * 4 * (gpudecode.WARM_STEPS + 5)
+    said = gpudecode.describe("step", result)
+    assert "100.00 ms, beside GPU decoding with an index 110.00 ms: 1.1000" in said
+    assert "beside GPU decoding of new files 150.00 ms: 1.5000 (1.5000 to 1.5000), 50.0% of the images" in said
+
+
+def test_copies_differ_in_their_bytes_alone(job, tmp_path) -> None:
+    paths = job.files()[0][:2]
+    gpudecode.write_copies(paths, tmp_path, 5)
+    copies = sorted((tmp_path / "a").iterdir())
+    assert len({path.read_bytes() for path in [*copies, *map(Path, paths)]}) == 7
+    for copied, path in zip(copies, itertools.cycle(paths), strict=False):
+        assert Image.open(copied).tobytes() == Image.open(path).tobytes()
+
+
+def test_first_epochs_are_timed_by_who_decodes(device, args, monkeypatch) -> None:
+    clock = SimpleNamespace(s=0.0)
+    seconds = {"auto": 1.0, "find": 2.0, "scan": 4.0, "threads": 5.0}  # of a batch, in a later epoch
+    runs: list[tuple[int, str, int]] = []
+
+    class Visiting:
+        """A loader whose first batches are slow, and new files take twice as long."""
+
+        def __init__(self, dataset, *, batch_size, sampler, num_workers, **more) -> None:
+            assert (len(dataset), len(set(sampler))) == (args.epoch_images, len(sampler))
+            self.threads, self.images, self.batch_size = num_workers, len(sampler), batch_size
+            self.decode_policies: dict[torch.device, DecodePolicy] = {}
+            self.factors = iter((2.0, 100.0, 1.0))
+
+        def __len__(self) -> int:
+            return self.images // self.batch_size
+
+        def __iter__(self):
+            side = next((policy.choose()[0] for policy in self.decode_policies.values()), "auto")
+            factor = next(self.factors)
+            runs.extend([(self.threads, side, self.images)] * (factor == 2.0))
+            for number in range(len(self)):
+                clock.s += 1000.0 if number < min(8, len(self) // 2) else factor * seconds[side]
+                yield torch.zeros(self.batch_size, 1), None
+
+        def stats(self):
+            return SimpleNamespace(images=4, gpu_images=3)
+
+        def close(self) -> None:
+            assert not list(self.factors)
+
+    monkeypatch.setattr(gpudecode, "FastLoader", Visiting)
+    monkeypatch.setattr(gpudecode, "state_of", lambda loader: loader)
+    monkeypatch.setattr(gpudecode, "SLOW_IMAGES", 20)
+    monkeypatch.setattr(gpudecode, "time", SimpleNamespace(perf_counter=lambda: clock.s))
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
+    result = gpudecode.epochs(args)
+    assert result["images"] == 64
+    assert result["images_per_s"].keys() == {"1", "2"}
+    for threads, by_side in result["images_per_s"].items():
+        for side, found in by_side.items():
+            batches = 16 if side in ("auto", "find") else 5 * int(threads)
+            assert found["first"]["values"] == pytest.approx([4 / (2 * seconds[side])] * 3)
+            assert found["later"]["values"] == pytest.approx([4 / seconds[side]] * 3)
+            assert found["start_s"]["values"] == pytest.approx([1000 * min(8, batches // 2)] * 3)
+    sides = ["auto", "threads", "find", "scan"]
+    ran = [side for threads, side, _ in runs if threads == 2]
+    assert ran == ["auto", *sides, *sides[::-1], *sides]  # the first warms up
+    assert {images for threads, side, images in runs if (threads, side) == (2, "scan")} == {40}
+    said = gpudecode.describe("epochs", result)
+    assert "epochs: images/s 1 threads: auto 2, later 4, threads 0, later 1, find 1, later 2" in said
 
 
 def test_boxes_are_drawn_as_torchvision_does() -> None:

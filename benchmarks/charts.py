@@ -19,11 +19,9 @@ ROW = 37
 BAR = 11
 
 DRAWN: Final = {
-    "loaders": ("16 threads",),
     "loaders-decode": ("16 threads",),
     "loaders-ffcv": ("16 threads",),
     "loaders-nvjpeg": ("16 threads",),
-    "scaling": ("256 px, 16 KB, batches of 256", "1000 px, 208 KB, batches of 64", "4000 px, 3,625 KB, batches of 16"),
 }
 """Titles of the columns that a record's chart shows, where not all."""
 

@@ -252,9 +252,9 @@ def _epochs(args: argparse.Namespace, dataset: Any) -> dict[str, Any]:
             rate = images / (time.perf_counter() - started)
             if not epoch:
                 into["start_s"].append(started - begun)
+                into["first_on_gpu"].append(loader.stats().gpu_images / loader.stats().images)
             if epoch != 1:  # in the second the policy may still look for the best side
                 into["later" if epoch else "first"].append(rate)
-        into["first_on_gpu"].append(loader.stats().gpu_images / loader.stats().images)
         loader.close()
 
     for threads in args.epoch_threads:
@@ -414,7 +414,8 @@ def main(args: argparse.Namespace) -> int:
         try:
             if part == "verify":
                 result = verify(args, lambda so_far: keep("verify", so_far))
-                failed |= bool(result["differ"]) or not result["crops"] or (has_gpu and not result["gpu_staged"])
+                failed |= bool(result["differ"]) or not result["crops"]
+                failed |= has_gpu and not (result["gpu_staged"] and result["new_staged"])
             elif not has_gpu:
                 result = {"skipped": SKIPPED}
             else:

@@ -339,7 +339,8 @@ def _kernels(part: dict[str, Any]) -> str:
         return [f"{bold}{with_farthest(one, '.3f', ' ms')}{bold}" if one and one["median"] else "" for one in times]
 
     rows = [[f"`{name.rpartition('.')[2]}`", *cells(of["ms"].get(name) for of in both)] for name in names]
-    rows.append(["all that decode", *cells((of["decode_ms"] for of in both), "**")])
+    if any(of["decode_ms"] for of in both):
+        rows.append(["all that decode", *cells((of["decode_ms"] for of in both), "**")])
     profiled = {name for of in both for name, ms in of["profiled_ms"].items() if ms >= 0.005}
     for name in sorted(profiled, key=lambda name: -max(of["profiled_ms"].get(name, 0.0) for of in both)):
         times = [f"{ms:.3f} ms" if (ms := of["profiled_ms"].get(name)) is not None else "" for of in both]

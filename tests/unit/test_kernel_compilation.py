@@ -1,4 +1,7 @@
-"""Test that NVRTC compiles the kernels, which needs no GPU. It knows less than nvcc: no headers, and no host code."""
+"""Test that NVRTC compiles the kernels, which needs no GPU.
+
+It knows less than nvcc: no headers, and no host code.
+"""
 
 from __future__ import annotations
 

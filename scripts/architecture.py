@@ -285,7 +285,7 @@ CORE = [
         "rng": "Draw torch's, Python's and NumPy's random numbers, and with them crops, flips and steps.",
     },
     {
-        "jpeg/entropy": "Decode the coefficients of a baseline JPEG, from known points on.",
+        "jpeg/entropy": "Decode the coefficients of a JPEG: all of a progressive one, from known points on of others.",
         "jpeg/pixels": "Make pixels of coefficients, one file per instruction set.",
         "image": "Steps on a decoded image, and values of its pixels by a table.",
         "index": "Remember where decoding can begin within JPEG files, in memory and in a file.",

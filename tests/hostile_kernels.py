@@ -9,7 +9,7 @@ from pathlib import Path
 
 import numpy as np
 import torch
-from stageable import KINDS, noise
+from stageable import KINDS, PLANES, ROW_ENDS, SCAN_COUNT, noise, staged_number
 from torchvision import transforms
 from torchvision.datasets import ImageFolder
 
@@ -23,7 +23,7 @@ SEGMENT_MCUS, POINT_BYTES = 4, 12  # as in decode_layout.h
 def files() -> list[bytes]:
     made = []
     for number in range(IMAGES):
-        kind = KINDS[number % (len(KINDS) - 1)]
+        kind = KINDS[number % len(KINDS)]
         content = io.BytesIO()
         image = noise(60 + 11 * number, 90 + 5 * number, number)
         (image.convert("L") if number % 7 == 3 else image).save(content, "JPEG", **kind)
@@ -40,7 +40,11 @@ def damage(memory: torch.Tensor, number: int, rng: np.random.Generator) -> None:
     first = column // (2 * SEGMENT_MCUS) * 2 * SEGMENT_MCUS
     count = rows * ((column + columns - first + SEGMENT_MCUS - 1) // SEGMENT_MCUS + 1)
     of_points = rng.integers(2) == 0
-    begin, length = (points, count * POINT_BYTES) if of_points else (data, data_bytes)
+    if staged_number(memory, number, SCAN_COUNT):  # progressive: its values, and how many there are
+        begin = staged_number(memory, number, ROW_ENDS)
+        length = staged_number(memory, number, PLANES) - begin
+    else:
+        begin, length = (points, count * POINT_BYTES) if of_points else (data, data_bytes)
     for at in rng.integers(0, length, max(1, length // 16)):
         memory[begin + int(at)] = int(rng.choice([0, 255, rng.integers(256)]))
 

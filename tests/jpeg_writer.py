@@ -144,6 +144,19 @@ def write_scans(width: int, height: int, count: int) -> bytes:
     return file + b"".join(scans[:count]) + b"\xff\xd9"
 
 
+def write_symbols(symbols: Sequence[tuple[int, int, int, int]]) -> bytes:
+    """The data of a scan of AC coefficients with this module's codes.
+
+    Args:
+        symbols: Of each the zeros and the size that it stands for, and the number and the value of the bits behind it.
+    """
+    bits = _Bits()
+    for zeros, size, count, value in symbols:
+        bits.put(_AC[zeros << 4 | size], 8)
+        bits.put(value, count)
+    return bits.flush()
+
+
 def _ceil(numerator: int, denominator: int) -> int:
     return -(-numerator // denominator)
 

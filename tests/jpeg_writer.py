@@ -157,6 +157,18 @@ def write_symbols(symbols: Sequence[tuple[int, int, int, int]]) -> bytes:
     return bits.flush()
 
 
+def write_block(*scans: tuple[int, int, int, Sequence[tuple[int, int, int, int]]]) -> bytes:
+    """Make a progressive gray file of 8 x 8 pixels.
+
+    Args:
+        scans: Of AC coefficients: the first and the last one, the bits, and :func:`write_symbols`'s argument.
+    """
+    file = write_scans(8, 8, 1).removesuffix(b"\xff\xd9")
+    for first, last, bits, symbols in scans:
+        file += _start([1], first, last, bits) + write_symbols(symbols)
+    return file + b"\xff\xd9"
+
+
 def _ceil(numerator: int, denominator: int) -> int:
     return -(-numerator // denominator)
 

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 import torch
 from decode_on_cpu import KernelsOnCpu
-from jpeg_writer import FACTORS, segment, write_jpeg, write_scans, write_symbols
+from jpeg_writer import FACTORS, segment, write_block, write_jpeg, write_scans, write_symbols
 from PIL import Image
 from stageable import PLANES, QUANTIZATION, ROW_ENDS, SCAN_COUNT, noise, staged_number
 
@@ -156,13 +156,6 @@ def flat(size: tuple[int, int], ways: list[tuple[int, int, int]]) -> bytes:
     return header + dc + b"".join(scans) + END
 
 
-def of_one_block(*scans: tuple[int, int, int, list[tuple[int, int, int, int]]]) -> bytes:
-    """A gray file of 8 x 8 pixels with these scans of AC coefficients: first and last one, bits, and symbols."""
-    header, (dc, ac) = parts(write_scans(8, 8, 2))
-    made = [with_bits(ac[: scan_at(ac)], *way) + write_symbols(symbols) for *way, symbols in scans]
-    return header + dc + b"".join(made) + END
-
-
 EMPTY = [(0, 0, 0, 0)]  # a block without more coefficients
 
 
@@ -231,18 +224,18 @@ def damaged() -> dict[str, bytes]:
         made[f"another {name}"] = HEADER + b"".join([*SCANS[:count], changed, *SCANS[count + 1 :]]) + END
     made["levels of more than 16 bits"] = with_levels(9)
     ends = (5, 63, 0, EMPTY)
-    made["a value behind the band"] = of_one_block((1, 4, 0, [(4, 1, 1, 1)]), ends)
-    made["zeros up to the end of the band"] = of_one_block((1, 16, 0, [(15, 0, 0, 0)]), (17, 63, 0, EMPTY))
-    made["a refined value of two bits"] = of_one_block((1, 63, 1, EMPTY), (1, 63, 0x10, [(0, 2, 1, 1), *EMPTY]))
-    made["a refined value behind the band"] = of_one_block(
+    made["a value behind the band"] = write_block((1, 4, 0, [(4, 1, 1, 1)]), ends)
+    made["zeros up to the end of the band"] = write_block((1, 16, 0, [(15, 0, 0, 0)]), (17, 63, 0, EMPTY))
+    made["a refined value of two bits"] = write_block((1, 63, 1, EMPTY), (1, 63, 0x10, [(0, 2, 1, 1), *EMPTY]))
+    made["a refined value behind the band"] = write_block(
         (1, 4, 1, EMPTY), (5, 63, 0, EMPTY), (1, 4, 0x10, [(4, 1, 1, 1)])
     )
-    made["16 zeros that are not there"] = of_one_block(
+    made["16 zeros that are not there"] = write_block(
         (1, 4, 1, EMPTY), (5, 63, 0, EMPTY), (1, 4, 0x10, [(15, 0, 0, 0)])
     )
     for bits in (0, 0x10):  # runs that go on behind the data
         before = [(1, 63, 1, EMPTY)] if bits else []
-        made[f"empty blocks behind the last, {bits}"] = of_one_block(*before, (1, 63, bits, [(1, 0, 1, 0)]))
+        made[f"empty blocks behind the last, {bits}"] = write_block(*before, (1, 63, bits, [(1, 0, 1, 0)]))
     header, (dc, ac) = parts(write_scans(16, 8, 2))
     crossing = write_symbols([(1, 0, 1, 0)]) + b"\xff\xd0" + write_symbols(EMPTY)
     made["empty blocks behind a restart"] = header + dc + with_interval(1, ac[: scan_at(ac)]) + crossing + END
@@ -273,7 +266,7 @@ def test_what_is_only_unusual_is_taken(kernels, pool):
         HEADER + b"".join([first, SCANS[2], SCANS[3], SCANS[1], *SCANS[4:]]) + END,
         flat((64, 64), refined(4)),
         with_levels(3),
-        of_one_block((1, 63, 1, [(5, 1, 1, 1), *EMPTY]), (1, 63, 0x10, [(3, 1, 1, 0), (15, 0, 1, 1), *EMPTY])),
+        write_block((1, 63, 1, [(5, 1, 1, 1), *EMPTY]), (1, 63, 0x10, [(3, 1, 1, 0), (15, 0, 1, 1), *EMPTY])),
         flat((64, 64), [(k, min(k + 2, 63), 0) for k in range(1, 64, 3)]),
     ]
     staged = Staged(pool, files)

@@ -32,7 +32,7 @@ def noise(height: int, width: int, seed: int) -> Image.Image:
 
 # Places in StagedImage, bytes.
 QUANTIZATION = 152  # of the first component
-SCAN_COUNT, ROW_ENDS, PLANES = 564, 600, 616  # of progressive files
+VALUES, SCAN_COUNT, ROW_ENDS, PLANES = 0, 564, 600, 616  # of progressive files
 
 
 def staged_number(memory: torch.Tensor, image: int, place: int) -> int:

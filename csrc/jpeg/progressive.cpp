@@ -8,8 +8,9 @@
 namespace fastload {
 namespace {
 
-// Larger images are rare, and would keep much memory.
-constexpr std::uint64_t kMostPixels = std::uint64_t{1} << 25;
+// Larger images are rare, and take much memory.
+constexpr std::uint64_t kMostPixels = std::uint64_t{1} << 26;
+constexpr std::size_t kKeptBytes = std::size_t{4} << 20;  // of each part, between images
 constexpr std::size_t kFirstBytes = std::size_t{64} << 10;
 constexpr std::size_t kZeros = kProgressiveSlack + 16;  // behind the data
 static_assert(kZeros >= kUnstuffSlack);
@@ -20,12 +21,18 @@ std::uint32_t blocks_of(std::uint32_t pixels, int own, int most) {
   return (pixels * static_cast<std::uint32_t>(own) + side - 1) / side;
 }
 
+// Frees memory for a rare large image, if this one's part is much smaller.
+template <typename T>
+void trim(std::vector<T>& part, std::size_t size) {
+  if (part.capacity() * sizeof(T) > kKeptBytes && size < part.capacity() / 4) std::vector<T>().swap(part);
+}
+
 const std::uint8_t* position(const BitState& state) { return state.next - (state.count + 7) / 8; }
 
 }  // namespace
 
 bool ProgressiveDecoder::start(ByteSource& source, const JpegHeader& header) {
-  if (!header.progressive || header.arithmetic || std::uint64_t{header.width} * header.height > kMostPixels) {
+  if (!header.progressive || std::uint64_t{header.width} * header.height > kMostPixels) {
     return false;
   }
   source_ = &source;
@@ -60,6 +67,10 @@ bool ProgressiveDecoder::decode(const McuWindow& window) {
     component.rows = blocks_of(header_.height, own.rows, most.rows);
     component.stride = geometry.mcu_columns * static_cast<std::uint32_t>(own.columns);
     const std::size_t blocks = std::size_t{component.stride} * geometry.mcu_rows * static_cast<std::size_t>(own.rows);
+    trim(component.dc, blocks);
+    trim(component.known, blocks);
+    trim(component.negative, blocks);
+    for (auto& plane : component.plane) trim(plane, blocks);
     component.dc.assign(blocks, 0);
     component.known.assign(blocks, 0);
     component.planes = 0;
@@ -68,6 +79,8 @@ bool ProgressiveDecoder::decode(const McuWindow& window) {
   scans_.clear();
   row_ends_.clear();
   value_count_ = 0;
+  trim(data_, source_->size());
+  trim(values_, source_->size());  // most coefficients take a byte
   int marker;
   Segment segment;
   for (int scans = 0; next_segment(*source_, at_, marker, segment);) {

@@ -14,7 +14,7 @@ import torch
 from decode_on_cpu import KernelsOnCpu
 from jpeg_writer import FACTORS, segment, write_block, write_jpeg, write_scans, write_symbols
 from PIL import Image
-from stageable import PLANES, QUANTIZATION, ROW_ENDS, SCAN_COUNT, noise, staged_number
+from stageable import PLANES, QUANTIZATION, ROW_ENDS, SCAN_COUNT, VALUES, noise, staged_number
 
 from fastload import _core
 
@@ -156,6 +156,7 @@ def flat(size: tuple[int, int], ways: list[tuple[int, int, int]]) -> bytes:
     return header + dc + b"".join(scans) + END
 
 
+GRAY = write_jpeg(64, 64, FACTORS["gray"], progressive=True)
 EMPTY = [(0, 0, 0, 0)]  # a block without more coefficients
 
 
@@ -163,9 +164,9 @@ def with_interval(blocks: int, scan: bytes) -> bytes:
     return struct.pack(">BBHH", 0xFF, 0xDD, 4, blocks) + scan
 
 
-def with_levels(low: int) -> bytes:
-    """A gray file whose DC coefficients have so many lower bits, which are zeros and come one by one."""
-    header, (dc, ac) = parts(write_jpeg(64, 64, FACTORS["gray"], progressive=True))
+def with_levels(low: int, file: bytes) -> bytes:
+    """The gray file of 64 blocks and two scans, with so many lower bits of DC coefficients: zeros, one by one."""
+    header, (dc, ac) = parts(file)
     later = [with_bits(dc[: scan_at(dc)], 0, 0, high << 4 | high - 1) + bytes(8) for high in range(low, 0, -1)]
     header = header.replace(bytes([7] * 64), bytes([1] * 64))
     return header + with_bits(dc, 0, 0, low) + b"".join(later) + ac + END
@@ -222,11 +223,13 @@ def damaged() -> dict[str, bytes]:
         changed = bytearray(SCANS[count])
         changed[scan_at(SCANS[count]) + place] = value
         made[f"another {name}"] = HEADER + b"".join([*SCANS[:count], changed, *SCANS[count + 1 :]]) + END
-    made["levels of more than 16 bits"] = with_levels(9)
+    made["levels of more than 16 bits"] = with_levels(9, GRAY)
+    made["bits above all of a level"] = with_levels(14, flat((64, 64), [(1, 63, 0)]))
     ends = (5, 63, 0, EMPTY)
-    made["a value behind the band"] = write_block((1, 4, 0, [(4, 1, 1, 1)]), ends)
-    made["zeros up to the end of the band"] = write_block((1, 16, 0, [(15, 0, 0, 0)]), (17, 63, 0, EMPTY))
-    made["a refined value of two bits"] = write_block((1, 63, 1, EMPTY), (1, 63, 0x10, [(0, 2, 1, 1), *EMPTY]))
+    made["a value behind the band"] = write_block((1, 4, 0, [(4, 1, 1, 1), *EMPTY]), ends)
+    made["zeros up to the end of the band"] = write_block((1, 16, 0, [(15, 0, 0, 0), *EMPTY]), (17, 63, 0, EMPTY))
+    made["more coefficients than there are"] = write_block((1, 64, 0, EMPTY))
+    made["a refined value of two bits"] = write_block((1, 63, 1, EMPTY), (1, 63, 0x10, [(0, 2, 2, 3), *EMPTY]))
     made["a refined value behind the band"] = write_block(
         (1, 4, 1, EMPTY), (5, 63, 0, EMPTY), (1, 4, 0x10, [(4, 1, 1, 1)])
     )
@@ -237,6 +240,12 @@ def damaged() -> dict[str, bytes]:
         before = [(1, 63, 1, EMPTY)] if bits else []
         made[f"empty blocks behind the last, {bits}"] = write_block(*before, (1, 63, bits, [(1, 0, 1, 0)]))
     header, (dc, ac) = parts(write_scans(16, 8, 2))
+    made["all coefficients in a scan of DC"] = header + with_bits(dc, 0, 63, 0) + END
+    at = dc.index(b"\xff\xda")
+    other = bytes([*dc[at : at + 6], 0x40, *dc[at + 7 :]])  # that slot is behind the last
+    made["a table of no slot"] = (
+        header + dc[:at] + segment(0xC4, bytes([0x10, 1, *[0] * 16])) + other + dc[:at] + ac + END
+    )
     crossing = write_symbols([(1, 0, 1, 0)]) + b"\xff\xd0" + write_symbols(EMPTY)
     made["empty blocks behind a restart"] = header + dc + with_interval(1, ac[: scan_at(ac)]) + crossing + END
     made["many planes"] = flat((64, 64), refined(5))
@@ -265,7 +274,7 @@ def test_what_is_only_unusual_is_taken(kernels, pool):
         HEADER + first + b"".join(b"\xff\xff" + scan for scan in others) + b"\xff" + END,
         HEADER + b"".join([first, SCANS[2], SCANS[3], SCANS[1], *SCANS[4:]]) + END,
         flat((64, 64), refined(4)),
-        with_levels(3),
+        with_levels(3, GRAY),
         write_block((1, 63, 1, [(5, 1, 1, 1), *EMPTY]), (1, 63, 0x10, [(3, 1, 1, 0), (15, 0, 1, 1), *EMPTY])),
         flat((64, 64), [(k, min(k + 2, 63), 0) for k in range(1, 64, 3)]),
     ]
@@ -283,6 +292,13 @@ def test_a_row_of_blocks_has_1024(kernels, pool):
     assert whole.refused == []
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize(("side", "has"), [(8184, 1), (8200, 0)])
+def test_images_that_take_much_memory_are_left_to_libjpeg(pool, side, has):
+    staged = Staged(pool, [encoded(Image.new("L", (side, side), 99))], [(0, 0, SIDE, SIDE)])
+    assert staged.has == [has]
+
+
 def test_values_out_of_range_are_refused(kernels, pool):
     """Whose products with the quantization are more than the kernels are exact for."""
     at = PHOTO.index(b"\xff\xdb") + 5
@@ -293,7 +309,7 @@ def test_values_out_of_range_are_refused(kernels, pool):
     assert staged.refused == [0]
 
 
-@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("seed", range(4))
 def test_kernels_stay_within_the_image_whatever_its_data_say(kernels, pool, seed):
     staged = Staged(pool, varied())
     assert staged_number(staged.memory, 0, SCAN_COUNT) == 4
@@ -303,7 +319,8 @@ def test_kernels_stay_within_the_image_whatever_its_data_say(kernels, pool, seed
     noise_bytes = torch.randint(256, (staged.staging.used - begin,), dtype=torch.uint8, generator=generator)
     damaged = range(0, staged.count, 2)
     for number in damaged:
-        part = slice(*(staged_number(staged.memory, number, place) for place in (ROW_ENDS, PLANES)))
+        begins = ROW_ENDS if seed < 2 else VALUES
+        part = slice(*(staged_number(staged.memory, number, place) for place in (begins, PLANES)))
         staged.memory[part] = noise_bytes[part.start - begin : part.stop - begin] if seed else 255
     refused = kernels.decode(staged.staging, staged.memory, staged.pixels, staged.count)
     assert {*refused} <= {*damaged}

@@ -13,9 +13,8 @@ constexpr int kCoefficientThreads = 128;
 // Stores them as `huffman` does, a row of a component's blocks at a time. Grid: any number of blocks, images.
 extern "C" __global__ void __launch_bounds__(kCoefficientThreads)
     coefficients(const u8* __restrict__ batch, long long first_image, short* all) {
-  const int number = static_cast<int>(first_image) + static_cast<int>(blockIdx.y);
-  const StagedImage& image = reinterpret_cast<const StagedImage*>(batch)[number];
-  if (image.owner != number || image.scan_count == 0) return;
+  const StagedImage& image = reinterpret_cast<const StagedImage*>(batch)[first_image + blockIdx.y];
+  if (image.scan_count == 0) return;
   const int thread = static_cast<int>(threadIdx.x);
   const int luma = image.across * image.down, per_mcu = luma + image.components - 1;
   const int luma_rows = image.mcu_rows * image.down, rows = luma_rows + image.mcu_rows * (image.components - 1);

@@ -27,9 +27,6 @@ std::size_t aligned(std::size_t bytes) { return (bytes + kAlignment - 1) / kAlig
 
 std::size_t bytes_of(const AxisTable& axis) { return axis.numbers.size() * sizeof axis.numbers[0]; }
 
-// Values have 16 bits for their place in a row of blocks.
-constexpr std::uint32_t kMostColumns = (1 << 16) / kBlockSize;
-
 // The window's blocks of one component, and where they are in a progressive image's.
 struct WindowBlocks {
   std::size_t rows, columns, first;
@@ -198,10 +195,7 @@ bool ImageStager::prepare_coefficients(ByteSource& source, const JpegHeader& hea
   const Scan& scan = progressive_.frame().scan;
   const McuWindow mcus =
       mcus_of(scan, header.width, header.height, region.left, region.width, region.top, region.top + region.height);
-  if (mcus.columns * static_cast<std::uint32_t>(scan.component[0].columns) > kMostColumns ||
-      !progressive_.decode(mcus)) {
-    return false;
-  }
+  if (!progressive_.decode(mcus)) return false;
   describe_mcus(scan, mcus, image);
   stage_quantization(progressive_.frame(), image);
   for (const ProgressiveDecoder::Values& values : progressive_.scans()) {

@@ -11,8 +11,7 @@ namespace {
 // Larger images are rare, and take much memory.
 constexpr std::uint64_t kMostPixels = std::uint64_t{1} << 26;
 constexpr std::size_t kKeptBytes = std::size_t{4} << 20;  // of each part, between images
-constexpr std::size_t kFirstBytes = std::size_t{64} << 10;
-constexpr std::size_t kZeros = kProgressiveSlack + 16;  // behind the data
+constexpr std::size_t kZeros = kProgressiveSlack + 16;    // behind the data
 static_assert(kZeros >= kUnstuffSlack);
 constexpr int kFirstRestart = 0xD0;
 
@@ -20,6 +19,9 @@ std::uint32_t blocks_of(std::uint32_t pixels, int own, int most) {
   const auto side = 8 * static_cast<std::uint32_t>(most);
   return (pixels * static_cast<std::uint32_t>(own) + side - 1) / side;
 }
+
+// Values have 16 bits for their place in a row of blocks.
+constexpr std::uint32_t kMostColumns = (1 << 16) / kBlockSize;
 
 // Frees memory for a rare large image, if this one's part is much smaller.
 template <typename T>
@@ -60,6 +62,7 @@ bool ProgressiveDecoder::start(ByteSource& source, const JpegHeader& header) {
 bool ProgressiveDecoder::decode(const McuWindow& window) {
   window_ = window;
   const Scan& geometry = frame_.scan;
+  if (window.columns * static_cast<std::uint32_t>(geometry.component[0].columns) > kMostColumns) return false;
   for (int i = 0; i < geometry.components; ++i) {
     Component& component = component_[i];
     const ScanComponent &own = geometry.component[i], &most = geometry.component[0];
@@ -142,7 +145,6 @@ bool ProgressiveDecoder::decode_scan(const ScanHeader& scan) {
 
 // Makes the data up to the next marker ready.
 bool ProgressiveDecoder::load(BitState& state, const std::uint8_t*& limit) {
-  if (data_.size() < kFirstBytes) data_.resize(kFirstBytes);
   end_ = data_.data();
   while (true) {
     const Span span = source_->at(at_, 2);

@@ -50,7 +50,8 @@ class ProgressiveDecoder {
   bool start(ByteSource& source, const JpegHeader& header);
   // The geometry, without tables, and quantization.
   const BaselineHeader& frame() const { return frame_; }
-  // Decodes all scans, and keeps the values of the window. False if the file is not sound, or is not complete.
+  // Decodes all scans, and keeps the values of the window. False if the file is not sound, or is not complete, or the
+  // window has more than 1024 blocks in a row.
   bool decode(const McuWindow& window);
 
   const McuWindow& window() const { return window_; }

@@ -61,8 +61,8 @@ inline std::vector<jpeg_scan_info> random_scans(int components) {
   return scans;
 }
 
-// Of at most that many pixels a side.
-inline std::vector<std::uint8_t> random_file(int most, bool progressive = false) {
+// Of at most that many pixels a side, or that many rows.
+inline std::vector<std::uint8_t> random_file(int most, bool progressive = false, int most_rows = 0) {
   jpeg_compress_struct info;
   jpeg_error_mgr errors;
   info.err = jpeg_std_error(&errors);
@@ -72,7 +72,7 @@ inline std::vector<std::uint8_t> random_file(int most, bool progressive = false)
   unsigned long size = 0;
   jpeg_mem_dest(&info, &bytes, &size);
   info.image_width = static_cast<JDIMENSION>(between(5, most));
-  info.image_height = static_cast<JDIMENSION>(between(1, most));
+  info.image_height = static_cast<JDIMENSION>(between(1, most_rows > 0 ? most_rows : most));
   const bool gray = between(0, 4) == 0;
   info.input_components = gray ? 1 : 3;
   info.in_color_space = gray ? JCS_GRAYSCALE : JCS_RGB;

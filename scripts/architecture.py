@@ -278,14 +278,17 @@ CORE = [
     },
     {"pool": "Decode threads, and their queue of batches."},
     {"gpu": "Prepare files and steps in memory for the kernels of a GPU."},
-    {"sample": "One image from its bytes to its place in the batch."},
+    {
+        "jpeg/progressive": "Decode the coefficients of a progressive JPEG.",
+        "sample": "One image from its bytes to its place in the batch.",
+    },
     {
         "codecs": "Read PNG files, and WebP files with libwebp.",
         "jpeg": "Read a JPEG file and its header; decode a region, with libjpeg-turbo or without.",
         "rng": "Draw torch's, Python's and NumPy's random numbers, and with them crops, flips and steps.",
     },
     {
-        "jpeg/entropy": "Decode the coefficients of a JPEG: all of a progressive one, from known points on of others.",
+        "jpeg/entropy": "Decode the coefficients of a baseline JPEG, from known points on.",
         "jpeg/pixels": "Make pixels of coefficients, one file per instruction set.",
         "image": "Steps on a decoded image, and values of its pixels by a table.",
         "index": "Remember where decoding can begin within JPEG files, in memory and in a file.",

@@ -13,7 +13,7 @@
 #include "jpeg/baseline.h"
 #include "jpeg/decoder.h"
 #include "jpeg/entropy/scan_points.h"
-#include "jpeg/progressive.h"
+#include "jpeg/progressive/decoder.h"
 #include "jpeg/region_pixels.h"
 #include "resample/axis_tables.h"
 

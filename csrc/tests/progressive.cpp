@@ -14,7 +14,7 @@
 #include <jerror.h>
 
 #include "base/simd_level.h"
-#include "jpeg/progressive.h"
+#include "jpeg/progressive/decoder.h"
 #include "tests/random_file.h"
 
 using namespace fastload;

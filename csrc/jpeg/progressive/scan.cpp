@@ -1,9 +1,9 @@
-#include "jpeg/entropy/progressive_scan.h"
+#include "jpeg/progressive/scan.h"
 
 #include "base/simd_level.h"
 
 #define FASTLOAD_TARGET
-#include "jpeg/entropy/progressive_loops.h"
+#include "jpeg/progressive/loops.h"
 
 namespace fastload {
 

@@ -3,7 +3,7 @@
 
 #define FASTLOAD_BMI2
 #define FASTLOAD_TARGET __attribute__((target("avx2,bmi,bmi2,popcnt,lzcnt")))
-#include "jpeg/entropy/progressive_loops.h"
+#include "jpeg/progressive/loops.h"
 
 namespace fastload {
 

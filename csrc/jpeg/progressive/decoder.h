@@ -9,9 +9,8 @@
 
 #include "base/source.h"
 #include "jpeg/baseline.h"
-#include "jpeg/definitions.h"
-#include "jpeg/entropy/progressive_scan.h"
 #include "jpeg/header.h"
+#include "jpeg/progressive/scan.h"
 #include "jpeg/region_pixels.h"
 
 namespace fastload {

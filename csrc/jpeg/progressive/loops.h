@@ -4,7 +4,7 @@
 #include <cstdint>
 
 #include "jpeg/entropy/bits.h"
-#include "jpeg/entropy/progressive_scan.h"
+#include "jpeg/progressive/scan.h"
 
 #if defined(FASTLOAD_BMI2)
 #include <immintrin.h>

@@ -1,4 +1,4 @@
-#include "jpeg/progressive.h"
+#include "jpeg/progressive/decoder.h"
 
 #include <algorithm>
 #include <cstring>

@@ -278,7 +278,10 @@ CORE = [
     },
     {"pool": "Decode threads, and their queue of batches."},
     {"gpu": "Prepare files and steps in memory for the kernels of a GPU."},
-    {"sample": "One image from its bytes to its place in the batch."},
+    {
+        "jpeg/progressive": "Decode the coefficients of a progressive JPEG.",
+        "sample": "One image from its bytes to its place in the batch.",
+    },
     {
         "codecs": "Read PNG files, and WebP files with libwebp.",
         "jpeg": "Read a JPEG file and its header; decode a region, with libjpeg-turbo or without.",

@@ -11,7 +11,7 @@ import sys
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "tests"))
-from jpeg_writer import FACTORS, segment, write_jpeg
+from jpeg_writer import FACTORS, segment, write_block, write_jpeg
 
 # An index of two pictures.
 MULTI_PICTURE = b"II*\0\x08\0\0\0\2\0\1\xb0\4\0\1\0\0\0\2\0\0\0\2\xb0\7\0\x20\0\0\0\x26\0\0\0" + bytes(36)
@@ -41,6 +41,13 @@ def main(folder: Path) -> int:
     )
     seeds["metadata"] = write_jpeg(9, 9, FACTORS["4:4:4"], extra=metadata)
     seeds["motion-jpeg"] = write_jpeg(9, 9, tables=False)
+    ends = (0, 0, 0, 0)
+    seeds["refined"] = write_block(
+        (1, 9, 2, [(2, 2, 2, 3), ends]),
+        (10, 63, 1, [(5, 1, 1, 0), ends]),
+        (1, 9, 0x21, [(1, 1, 1, 1), (0, 1, 2, 2), ends]),
+        (1, 63, 0x10, [(0, 1, 1, 0), (15, 0, 4, 5), ends]),
+    )
     seeds["rgb"] = write_jpeg(9, 9, FACTORS["4:4:4"], ids=(82, 71, 66))
     seeds["cmyk"] = write_jpeg(9, 9, ((1, 1),) * 4)
     for number, (name, file) in enumerate(seeds.items()):

@@ -30,6 +30,8 @@ echo "transforms, address and undefined-behaviour sanitizers"
 build/sanitize-address/transforms 20000
 echo "coefficients, address and undefined-behaviour sanitizers"
 build/sanitize-address/coefficients 3000
+echo "coefficients of progressive files, address and undefined-behaviour sanitizers"
+build/sanitize-address/progressive 3000
 echo "points of files, address and undefined-behaviour sanitizers"
 build/sanitize-address/points 1000
 echo "files staged for a GPU, address and undefined-behaviour sanitizers"

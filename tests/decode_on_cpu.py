@@ -132,6 +132,8 @@ extern "C" void run(const char* name, const unsigned* grid, const unsigned* shap
             stuffed(at(0), a[1], (const int*)at(2));
         else if (kernel == "huffman")
             huffman(at(0), (const StagedWork*)at(1), (const Tables*)at(2), (short*)at(3), (int*)at(4));
+        else if (kernel == "coefficients")
+            coefficients(at(0), a[1], (short*)at(2));
         else if (kernel == "transform")
             transform(at(0), a[1], (const short*)at(2), at(3), (int*)at(4));
         else if (kernel == "rows")
@@ -200,7 +202,8 @@ class KernelsOnCpu:
         files = torch.full((staging.used + search[4],), 0xA5, dtype=torch.uint8)
         files[: staging.used] = memory[: staging.used]
         memory = files
-        self._launch(decode.table_launch(staging.codes, memory.data_ptr(), tables.data_ptr()))
+        if staging.codes[1]:
+            self._launch(decode.table_launch(staging.codes, memory.data_ptr(), tables.data_ptr()))
         if search[0]:
             runs = torch.full((search[3] + 2 * _MARGIN,), 0xA5, dtype=torch.uint8)
             find_tables = torch.full((staging.codes[1] * staging.find_table_bytes,), 0xA5, dtype=torch.uint8)

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import numpy as np
 import torch
-from stageable import KINDS, noise
+from stageable import KINDS, PLANES, ROW_ENDS, SCAN_COUNT, noise, staged_number
 from torchvision import transforms
 from torchvision.datasets import ImageFolder
 
@@ -23,7 +23,7 @@ SEGMENT_MCUS, POINT_BYTES = 4, 12  # as in decode_layout.h
 def files() -> list[bytes]:
     made = []
     for number in range(IMAGES):
-        kind = KINDS[number % (len(KINDS) - 1)]
+        kind = KINDS[number % len(KINDS)]
         content = io.BytesIO()
         image = noise(60 + 11 * number, 90 + 5 * number, number)
         (image.convert("L") if number % 7 == 3 else image).save(content, "JPEG", **kind)
@@ -31,7 +31,7 @@ def files() -> list[bytes]:
     return made
 
 
-def damage(memory: torch.Tensor, number: int, rng: np.random.Generator) -> None:
+def damage(memory: torch.Tensor, number: int, rng: np.random.Generator, *, has_points: bool) -> None:
     """Overwrite some of an image's data or points, with any bits."""
     begin = number * _core.Staging.bytes_per_image
     fields = memory[begin : begin + 56].view(torch.int32).tolist()
@@ -39,8 +39,12 @@ def damage(memory: torch.Tensor, number: int, rng: np.random.Generator) -> None:
     column, columns, _, rows = fields[10:14]
     first = column // (2 * SEGMENT_MCUS) * 2 * SEGMENT_MCUS
     count = rows * ((column + columns - first + SEGMENT_MCUS - 1) // SEGMENT_MCUS + 1)
-    of_points = rng.integers(2) == 0
-    begin, length = (points, count * POINT_BYTES) if of_points else (data, data_bytes)
+    of_points = has_points and rng.integers(2) == 0
+    if staged_number(memory, number, SCAN_COUNT):  # progressive: its values, and how many there are
+        begin = staged_number(memory, number, ROW_ENDS)
+        length = staged_number(memory, number, PLANES) - begin
+    else:
+        begin, length = (points, count * POINT_BYTES) if of_points else (data, data_bytes)
     for at in rng.integers(0, length, max(1, length // 16)):
         memory[begin + int(at)] = int(rng.choice([0, 255, rng.integers(256)]))
 
@@ -54,10 +58,11 @@ def damaged(device: torch.device) -> int:
     pool.submit(contents, want, geometry=crops, index=index).wait()
     for round_ in range(ROUNDS):
         staged = decoder.files(torch.zeros_like(want).pin_memory(), lambda pixels: [pixels])
-        pool.submit(contents, staged._pixels, geometry=crops, index=index, staging=staged.staging).wait()
+        known = index if round_ % 3 else None  # else the kernels find the points
+        pool.submit(contents, staged._pixels, geometry=crops, index=known, staging=staged.staging).wait()
         hostile = [number for number, on_gpu in enumerate(staged.is_staged()) if on_gpu and (number + round_) % 2]
         for number in hostile:
-            damage(staged._memory, number, rng)
+            damage(staged._memory, number, rng, has_points=known is not None)
         pixels, failed = staged.to(device), staged.failed()
         refused += len(failed)
         assert {*failed} <= {*hostile}

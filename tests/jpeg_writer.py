@@ -144,6 +144,31 @@ def write_scans(width: int, height: int, count: int) -> bytes:
     return file + b"".join(scans[:count]) + b"\xff\xd9"
 
 
+def write_symbols(symbols: Sequence[tuple[int, int, int, int]]) -> bytes:
+    """The data of a scan of AC coefficients with this module's codes.
+
+    Args:
+        symbols: Of each the zeros and the size that it stands for, and the number and the value of the bits behind it.
+    """
+    bits = _Bits()
+    for zeros, size, count, value in symbols:
+        bits.put(_AC[zeros << 4 | size], 8)
+        bits.put(value, count)
+    return bits.flush()
+
+
+def write_block(*scans: tuple[int, int, int, Sequence[tuple[int, int, int, int]]]) -> bytes:
+    """Make a progressive gray file of 8 x 8 pixels.
+
+    Args:
+        scans: Of AC coefficients: the first and the last one, the bits, and :func:`write_symbols`'s argument.
+    """
+    file = write_scans(8, 8, 1).removesuffix(b"\xff\xd9")
+    for first, last, bits, symbols in scans:
+        file += _start([1], first, last, bits) + write_symbols(symbols)
+    return file + b"\xff\xd9"
+
+
 def _ceil(numerator: int, denominator: int) -> int:
     return -(-numerator // denominator)
 

@@ -68,8 +68,8 @@ void bind_staging(nb::module_& m) {
             nb::list chunks;
             for (const Staging::Chunk& chunk : self.staging->finish(most_bytes)) {
               chunks.append(nb::make_tuple(chunk.first_image, chunk.images, chunk.work, chunk.work_items,
-                                           chunk.coefficient_bytes, chunk.other_bytes, chunk.widest, chunk.highest,
-                                           chunk.widest_out, chunk.highest_out, chunk.any_vertical_first,
+                                           chunk.coefficient_bytes, chunk.other_bytes, chunk.block_rows, chunk.widest,
+                                           chunk.highest, chunk.widest_out, chunk.highest_out, chunk.any_vertical_first,
                                            chunk.any_steps));
             }
             return chunks;

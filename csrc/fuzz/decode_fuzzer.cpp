@@ -86,8 +86,8 @@ Status run(const Input& input, const Geometry& geometry, const SampleOptions& op
   return outcome.status;
 }
 
-// Prepares the file for a GPU, by what the index has learned of it.
-void stage(const Input& input, const JpegHeader& header, Geometry geometry, SampleOptions options) {
+// Prepares the file for a GPU, by what the index has learned of it. `whole` is what libjpeg-turbo says of the file.
+void stage(const Input& input, const JpegHeader& header, Geometry geometry, SampleOptions options, Status whole) {
   static ImageStager stager;
   options.index = learned.get();
   options.height = geometry.window.height;
@@ -99,6 +99,18 @@ void stage(const Input& input, const JpegHeader& header, Geometry geometry, Samp
   if (!stager.write(source, bytes.data(), 0, image)) return;
   demand(image.data + std::size_t{image.data_bytes} <= bytes.size(), "a staged scan lies within its bytes");
   demand(image.mcu_rows > 0 && image.mcu_columns > 0, "a staged image has MCUs");
+  if (image.scan_count == 0) return;
+  demand(whole == Status::ok, "coefficients are of a good image");
+  std::size_t ends = 0;
+  for (int i = 0; i < image.scan_count; ++i) {
+    ends += static_cast<std::size_t>(image.mcu_rows * (image.scan_components[i] == 0 ? image.down : 1));
+  }
+  demand(image.row_ends + (1 + ends) * sizeof(unsigned) <= image.data, "there is an end for each row of blocks");
+  unsigned before = 0, end = 0;
+  for (std::size_t i = 0; i <= ends; ++i, before = end) {
+    std::memcpy(&end, bytes.data() + image.row_ends + i * sizeof end, sizeof end);
+    demand(end >= before && std::size_t{end} * sizeof end <= image.data_bytes, "rows of blocks follow each other");
+  }
 }
 
 // The case that the control bytes choose.
@@ -234,7 +246,7 @@ extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size
     again.check();
     demand(again.bytes == resized.bytes, "a resize of rows as they come is the whole image's");
   }
-  stage(input, header, geometry, options);
+  stage(input, header, geometry, options, whole_status);
   options.fast = true;  // which of both decoders takes it does not depend on the index
   const Outcome reduced = run_once(input, geometry, options, resized);
   options.index = learned.get();
@@ -249,6 +261,6 @@ extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size
   SampleOptions spoiled;
   spoiled.index = learned.get();
   run_once(input, cropped, spoiled, part);
-  stage(input, header, geometry, options);
+  stage(input, header, geometry, options, whole_status);
   return 0;
 }

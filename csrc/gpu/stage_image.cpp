@@ -12,6 +12,8 @@ static_assert(kSegmentMcus == kHalfSpacing);
 static_assert(kStagedComponents == kMaxComponents);
 static_assert(kStagedCodeBytes == sizeof(HuffmanCode));
 static_assert(kSegmentMcus * 2 == kPointSpacing);
+static_assert(kStagedPlanes == ProgressiveDecoder::kMostPlanes);
+static_assert(kStagedScans >= ProgressiveDecoder::kMostScans);
 
 constexpr std::size_t kAlignment = 16;
 constexpr std::size_t kZeros = 32;  // that kernels may read behind the data
@@ -24,6 +26,35 @@ constexpr std::size_t kMostToFind = std::size_t{1} << 28;
 std::size_t aligned(std::size_t bytes) { return (bytes + kAlignment - 1) / kAlignment * kAlignment; }
 
 std::size_t bytes_of(const AxisTable& axis) { return axis.numbers.size() * sizeof axis.numbers[0]; }
+
+// The window's blocks of one component, and where they are in a progressive image's.
+struct WindowBlocks {
+  std::size_t rows, columns, first;
+
+  WindowBlocks(const McuWindow& mcus, const ScanComponent& shape, std::size_t stride) {
+    const auto across = static_cast<std::size_t>(shape.columns), down = static_cast<std::size_t>(shape.rows);
+    rows = (mcus.last_row - mcus.first_row + 1) * down;
+    columns = mcus.columns * across;
+    first = mcus.first_row * down * stride + mcus.first_column * across;
+  }
+  std::size_t count() const { return rows * columns; }
+};
+
+void describe_mcus(const Scan& scan, const McuWindow& mcus, StagedImage& image) {
+  image.components = scan.components;
+  image.across = scan.component[0].columns;
+  image.down = scan.component[0].rows;
+  image.mcu_column = static_cast<int>(mcus.first_column);
+  image.mcu_columns = static_cast<int>(mcus.columns);
+  image.mcu_row = static_cast<int>(mcus.first_row);
+  image.mcu_rows = static_cast<int>(mcus.last_row - mcus.first_row + 1);
+}
+
+void stage_quantization(const BaselineHeader& header, StagedImage& image) {
+  for (int c = 0; c < header.scan.components; ++c) {
+    std::copy(header.quantization[c].begin(), header.quantization[c].end(), image.quantization[c]);
+  }
+}
 
 // Where the data of the scan's last row ends.
 std::size_t end_of_data(ByteSource& source, std::size_t from) {
@@ -146,22 +177,41 @@ bool ImageStager::prepare_scan(ByteSource& source, const JpegHeader& header, con
     knows = known.open(scanned.data(), scanned.size(), scan);
   }
   if ((!knows && new_file != NewFile::find) || !stage_codes(scan, codes_, image)) return false;
-  image.components = scan.components;
-  image.across = scan.component[0].columns;
-  image.down = scan.component[0].rows;
-  image.mcu_column = static_cast<int>(mcus.first_column);
-  image.mcu_columns = static_cast<int>(mcus.columns);
-  image.mcu_row = static_cast<int>(mcus.first_row);
-  image.mcu_rows = static_cast<int>(mcus.last_row - mcus.first_row + 1);
+  describe_mcus(scan, mcus, image);
   image.scan_columns = static_cast<int>(scan.mcu_columns);
   image.restart_interval = static_cast<int>(scan.restart_interval);
-  intervals_ = 0;
   if (!(knows ? prepare_rows(source, known, mcus) : prepare_to_find(source, image))) return false;
   if (knows) image.points_in_row = static_cast<int>(segments_) + 1;
   JpegIndex::Key now;
   if (!scanned.empty() && index->key_of(source, now) && now == key_) index->keep(key_, std::move(scanned));
+  stage_quantization(baseline_, image);
+  return true;
+}
+
+// Decodes the coefficients of a progressive file.
+bool ImageStager::prepare_coefficients(ByteSource& source, const JpegHeader& header, const Region& region,
+                                       StagedImage& image) {
+  if (!progressive_.start(source, header)) return false;
+  const Scan& scan = progressive_.frame().scan;
+  const McuWindow mcus =
+      mcus_of(scan, header.width, header.height, region.left, region.width, region.top, region.top + region.height);
+  if (!progressive_.decode(mcus)) return false;
+  describe_mcus(scan, mcus, image);
+  stage_quantization(progressive_.frame(), image);
+  for (const ProgressiveDecoder::Values& values : progressive_.scans()) {
+    image.scan_components[image.scan_count++] = static_cast<unsigned char>(values.component);
+  }
+  coefficient_bytes_ = aligned((1 + progressive_.row_ends().size()) * sizeof(std::uint32_t)) +
+                       aligned(progressive_.value_count() * sizeof(std::uint32_t));
   for (int c = 0; c < scan.components; ++c) {
-    std::copy(baseline_.quantization[c].begin(), baseline_.quantization[c].end(), image.quantization[c]);
+    const ProgressiveDecoder::Component& component = progressive_.component(c);
+    const WindowBlocks blocks(mcus, scan.component[c], component.stride);
+    image.plane_count[c] = component.planes;
+    coefficient_bytes_ += aligned(blocks.count() * sizeof component.dc[0]);
+    if (component.planes > 0) {
+      coefficient_bytes_ +=
+          aligned(static_cast<std::size_t>(component.planes + 1) * blocks.count() * sizeof component.negative[0]);
+    }
   }
   return true;
 }
@@ -171,6 +221,8 @@ bool ImageStager::prepare(ByteSource& source, const JpegHeader& header, const Re
   image = StagedImage{};
   is_new_ = false;
   steps_.clear();
+  points_.clear();
+  data_bytes_ = intervals_ = coefficient_bytes_ = 0;
   if (!uses_own_decoder()) return false;
   axes_ = axis_tables(job);
   if (axes_.x == nullptr || axes_.x->extent > kStagedWidth || axes_.x->numbers.size() > kMostWeights ||
@@ -185,10 +237,9 @@ bool ImageStager::prepare(ByteSource& source, const JpegHeader& header, const Re
                             ? Region{0, 0, header.height, header.width}
                             : Region{static_cast<std::uint32_t>(image.top), static_cast<std::uint32_t>(image.left),
                                      static_cast<std::uint32_t>(image.height), static_cast<std::uint32_t>(image.width)};
-  if (data == StagedData::shared) {
-    points_.clear();
-    data_bytes_ = intervals_ = 0;
-  } else if (!prepare_scan(source, header, region, index, new_file, image)) {
+  if (data != StagedData::shared &&
+      !(header.progressive ? prepare_coefficients(source, header, region, image)
+                           : prepare_scan(source, header, region, index, new_file, image))) {
     return false;
   }
   image.image_width = static_cast<int>(header.width);
@@ -203,7 +254,7 @@ bool ImageStager::prepare(ByteSource& source, const JpegHeader& header, const Re
 }
 
 std::size_t ImageStager::bytes() const {
-  return aligned(data_bytes_ + kZeros) + aligned(points_.size() * sizeof(StagedPoint)) +
+  return aligned(data_bytes_ + kZeros) + coefficient_bytes_ + aligned(points_.size() * sizeof(StagedPoint)) +
          aligned(intervals_ * sizeof(unsigned)) + aligned(steps_.size()) + aligned(bytes_of(*axes_.x)) +
          aligned(bytes_of(*axes_.y));
 }
@@ -278,6 +329,39 @@ bool ImageStager::write_row(ByteSource& source, const ScanPoint* point, const st
   return true;
 }
 
+// Returns where it has ended; `memory` begins at byte `at` of the batch.
+std::uint8_t* ImageStager::write_coefficients(std::uint8_t* memory, std::size_t at, StagedImage& image) const {
+  std::uint8_t* to = memory;
+  const auto place = [&] { return static_cast<unsigned>(at + static_cast<std::size_t>(to - memory)); };
+  const std::vector<std::uint32_t>& ends = progressive_.row_ends();
+  image.row_ends = place();
+  std::memset(to, 0, sizeof ends[0]);
+  std::memcpy(to + sizeof ends[0], ends.data(), ends.size() * sizeof ends[0]);
+  to += aligned((1 + ends.size()) * sizeof ends[0]);
+  image.data = place();
+  image.data_bytes = static_cast<unsigned>(progressive_.value_count() * sizeof(std::uint32_t));
+  std::memcpy(to, progressive_.values(), image.data_bytes);
+  to += aligned(image.data_bytes);
+  for (int c = 0; c < image.components; ++c) {
+    const ProgressiveDecoder::Component& component = progressive_.component(c);
+    const WindowBlocks blocks(progressive_.window(), progressive_.frame().scan.component[c], component.stride);
+    const auto append = [&](const auto& values) {
+      for (std::size_t row = 0; row < blocks.rows; ++row, to += blocks.columns * sizeof values[0]) {
+        std::memcpy(to, values.data() + blocks.first + row * component.stride, blocks.columns * sizeof values[0]);
+      }
+    };
+    const auto align = [&] { to = memory + aligned(static_cast<std::size_t>(to - memory)); };
+    image.dc_values[c] = place();
+    append(component.dc);
+    align();
+    image.planes[c] = place();
+    if (component.planes > 0) append(component.negative);
+    for (int i = 0; i < component.planes; ++i) append(component.plane[i]);
+    align();
+  }
+  return to;
+}
+
 bool ImageStager::write(ByteSource& source, std::uint8_t* memory, std::size_t at, StagedImage& image) {
   std::uint8_t* to = memory;
   const auto append = [&](const void* data, std::size_t bytes) {
@@ -289,13 +373,15 @@ bool ImageStager::write(ByteSource& source, std::uint8_t* memory, std::size_t at
   image.steps = append(steps_.data(), steps_.size());
   image.x_axis = append(axes_.x->numbers.data(), bytes_of(*axes_.x));
   image.y_axis = append(axes_.y->numbers.data(), bytes_of(*axes_.y));
+  if (image.scan_count > 0) to = write_coefficients(to, at + static_cast<std::size_t>(to - memory), image);
   const auto place = [&] { return static_cast<unsigned>(at + static_cast<std::size_t>(to - memory)); };
   auto* const points = reinterpret_cast<StagedPoint*>(to);
   auto* const ends = reinterpret_cast<unsigned*>(to);
   (intervals_ > 0 ? image.intervals : image.points) = place();
   to += intervals_ > 0 ? aligned(intervals_ * sizeof(unsigned)) : aligned(points_.size() * sizeof(StagedPoint));
-  image.data = place();
   data_ = to;
+  if (image.scan_count > 0) return true;
+  image.data = place();
   if (intervals_ > 0 && !write_scan(source, to, ends)) return false;
   for (std::size_t i = 0; i < points_.size(); i += segments_ + 1) {
     const bool is_last = i + segments_ + 1 == points_.size();

@@ -13,6 +13,7 @@
 #include "jpeg/baseline.h"
 #include "jpeg/decoder.h"
 #include "jpeg/entropy/scan_points.h"
+#include "jpeg/progressive/decoder.h"
 #include "jpeg/region_pixels.h"
 #include "resample/axis_tables.h"
 
@@ -40,8 +41,8 @@ class ImageStager {
  public:
   // Finds what the kernels need to decode and resize as `job` says, whose source is `crop` of the image and is resized
   // as a whole; `image` is complete but for the offsets. False if the file has to be decoded here: the core does not
-  // decode it, or refuses new files and this is one. `index` may be null: then all files are new. Throws
-  // std::bad_alloc.
+  // decode it, or refuses new files and this is one. `index` may be null: then all files are new, but progressive ones,
+  // whose coefficients are decoded here and never looked up. Throws std::bad_alloc.
   bool prepare(ByteSource& source, const JpegHeader& header, const Region& crop, const ResizeJob& job, JpegIndex* index,
                StagedData data, NewFile new_file, StagedImage& image);
   // Whether the prepared image's file is new.
@@ -63,14 +64,17 @@ class ImageStager {
   bool prepare_scan(ByteSource& source, const JpegHeader& header, const Region& region, JpegIndex* index,
                     NewFile new_file, StagedImage& image);
   std::vector<std::uint8_t> scan_for_points(ByteSource& source);
+  bool prepare_coefficients(ByteSource& source, const JpegHeader& header, const Region& region, StagedImage& image);
   bool prepare_to_find(ByteSource& source, StagedImage& image);
   bool prepare_rows(ByteSource& source, const CodedPoints& known, const McuWindow& mcus);
   bool write_row(ByteSource& source, const ScanPoint* point, const std::uint8_t* begin, bool is_last, StagedPoint* to);
   bool write_data(ByteSource& source, std::size_t from, std::size_t to);
   bool write_scan(ByteSource& source, const std::uint8_t* begin, unsigned* ends);
+  std::uint8_t* write_coefficients(std::uint8_t* memory, std::size_t at, StagedImage& image) const;
 
   HuffmanTables tables_;
   BaselineHeader baseline_;
+  ProgressiveDecoder progressive_;
   AxisTables axes_;
   StagedCodes codes_;
   std::vector<std::uint8_t> steps_;
@@ -80,8 +84,10 @@ class ImageStager {
   bool open_end_ = false;     // no point says where the last row ends
   JpegIndex::Key key_;
   bool is_new_ = false;
-  std::size_t intervals_ = 0;     // of a scan whose points are to be found; 0: they are known
-  std::size_t data_bytes_ = 0;    // at most
+  std::size_t intervals_ = 0;   // of a scan whose points are to be found; 0: they are known
+  std::size_t data_bytes_ = 0;  // at most
+  // Of a progressive file, or 0.
+  std::size_t coefficient_bytes_ = 0;
   std::uint8_t* data_ = nullptr;  // behind the data that is written
 };
 

@@ -26,6 +26,7 @@ int blocks_of(const StagedImage& image) {
 
 // Threads of the first kernel: two for each pair of segments in a row.
 int threads_of(const StagedImage& image) {
+  if (image.mcu_rows == 0 || image.scan_count > 0) return 0;
   constexpr int kTwo = 2 * kSegmentMcus;
   const int last = (image.mcu_column + image.mcu_columns - 1) / kTwo;
   return image.mcu_rows * (last - image.mcu_column / kTwo + 1) * 2;
@@ -63,8 +64,7 @@ std::size_t run_bytes_of(std::size_t subsequences) {
 bool stage_sample(ByteSource& source, const JpegHeader& header, const Geometry& geometry, const SampleOptions& options,
                   ImageStager& stager, StagedData data, NewFile new_file, StagedImage& image) {
   const PixelBox& window = geometry.window;
-  return (options.index != nullptr || new_file == NewFile::find) && !options.fast &&
-         has_valid_boxes(header, geometry) &&
+  return !options.fast && has_valid_boxes(header, geometry) &&
          stager.prepare(source, header, to_region(geometry.crop), job_of(geometry.crop, geometry, options),
                         options.index, data, new_file, image) &&
          stage_steps(geometry.steps, options.pass_rule, window.height, window.width, options.height, options.width,
@@ -149,7 +149,7 @@ bool Staging::stage(std::size_t number, ByteSource& source, const JpegHeader& he
     wanted_ += aligned(std::min(source.size(), kMostUnknown));
     return false;
   }
-  const bool has_data = data != StagedData::shared;
+  const bool has_data = data != StagedData::shared && staged.scan_count == 0;  // that a code is needed for
   const StagedCodes& codes = stager.codes();
   const std::size_t needed = stager.bytes();
   // The data are at most what write() may write.
@@ -248,7 +248,9 @@ std::vector<Staging::Chunk> Staging::finish(std::size_t most_bytes) {
       chunk.highest = std::max(chunk.highest, staged.height);
       chunk.widest_out = std::max(chunk.widest_out, staged.out_width);
       chunk.highest_out = std::max(chunk.highest_out, staged.out_height);
-      if (staged.mcu_rows == 0) continue;
+      if (staged.scan_count > 0) {
+        chunk.block_rows = std::max(chunk.block_rows, staged.mcu_rows * (staged.down + staged.components - 1));
+      }
       for (int thread = 0; thread < threads_of(staged); thread += kWorkThreads) {
         work.push_back({static_cast<int>(number), thread});
         ++chunk.work_items;

@@ -32,6 +32,7 @@ class Staging {
     std::size_t work = 0;  // byte of the batch where its StagedWork begins
     std::size_t work_items = 0;
     std::size_t coefficient_bytes = 0, other_bytes = 0;  // of intermediate results
+    int block_rows = 0;                                  // of all components: most of a progressive image
     bool any_vertical_first = false, any_steps = false;
     // Of its images' regions and results, pixels.
     int widest = 0, highest = 0, widest_out = 0, highest_out = 0;

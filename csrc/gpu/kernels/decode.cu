@@ -2,7 +2,8 @@
 // decode_layout.h says what decode threads have prepared. Compiled at run time (decode.py); includes no other headers.
 //
 // The kernels run one after the other. huffman.cu: `huffman` decodes the coefficients of the MCUs that the crops need,
-// one thread for each segment, with the symbols that `tables` has looked up. pixels.cu: `transform` makes samples of
+// one thread for each segment, with the symbols that `tables` has looked up. `coefficients` puts those
+// of progressive files into their places, which decode threads have decoded. pixels.cu: `transform` makes samples of
 // them (libjpeg's accurate integer IDCT); `rows` stretches chroma by a triangle filter, converts to RGB and resizes the
 // rows, `second_pass` the columns, with weights of 22 fractional bits; where columns are resized first, `columns_first`
 // does so in between.

@@ -19,6 +19,10 @@ constexpr int kFindTableBytes = 12848;       // of device memory for the tables 
 constexpr unsigned kLinkMax = 256;           // subsequences in which a decoder synchronizes, or the file is bad
 constexpr unsigned kPassedMax = 8;           // ends of subsequences that a run notes on its way
 
+// Of progressive files, whose coefficients decode threads have decoded.
+constexpr int kStagedScans = 32;  // first scans of AC coefficients
+constexpr int kStagedPlanes = 4;  // bits that refinements add
+
 // Where a segment begins. Each row of MCUs has one for each segment, and one behind the last. Rows begin at a multiple
 // of two segments; predictors of odd segments are not known.
 struct StagedPoint {
@@ -58,6 +62,16 @@ struct StagedImage {
   // If its points are to be found: the ends of its restart intervals, bytes of the data; the scan's rows of MCUs.
   unsigned intervals, interval_count;
   int scan_rows;
+  // If it is progressive: `data` are the values of its first scans of AC coefficients, scan by scan and row by row of
+  // blocks, as 4 bytes: the block's column * 64 + the zigzag index, and in the upper half the coefficient. `row_ends`
+  // are one 0, then the number of values up to the end of each row. Of each component, row by row of its blocks: the DC
+  // coefficients as 2 bytes; then 8 bytes per block, whose bit 63 - k is the coefficient k's: first whether it is
+  // negative, if it has no value; then the bits that are added to absolute values, from the lowest on.
+  int scan_count;  // 0: it is not
+  unsigned char scan_components[kStagedScans];
+  unsigned row_ends;
+  unsigned dc_values[kStagedComponents], planes[kStagedComponents];
+  int plane_count[kStagedComponents];
   // Set for all images at once: where the points that are found go, from the whole scan's first on.
   unsigned found_points;
   // Set for all images at once: where intermediate results go, in units of 16 bytes.

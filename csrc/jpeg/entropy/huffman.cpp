@@ -18,11 +18,19 @@ constexpr unsigned advance(std::uint32_t symbol) { return symbol >> 16 & 255; }
 constexpr int value_bits(std::uint32_t symbol) { return all_bits(symbol) - code_bits(symbol); }
 constexpr bool ends_block(std::uint32_t symbol) { return advance(symbol) == kEndOfBlock; }
 
-constexpr std::uint32_t pack_symbol(int symbol, int length, bool ac) {
-  const int size = symbol & 15, run = symbol >> 4;
-  if (size > (ac ? kMostAcBits : kMostDcBits)) return 0;
+constexpr std::uint32_t pack_symbol(int symbol, int length, SymbolKind kind) {
+  const int run = symbol >> 4;
+  int size = symbol & 15;
+  if (size > (kind == SymbolKind::dc ? kMostDcBits : kMostAcBits)) return 0;
   unsigned advance = 0;
-  if (ac) advance = size != 0 || run == 15 ? static_cast<unsigned>(run) + 1 : kEndOfBlock;
+  if (kind != SymbolKind::dc) advance = size != 0 || run == 15 ? static_cast<unsigned>(run) + 1 : kEndOfBlock;
+  if (kind == SymbolKind::progressive_ac && size == 0) {
+    if (run == 15) {
+      advance = kZeroRun;
+    } else {
+      size = run;
+    }
+  }
   return static_cast<std::uint32_t>(length + size) | static_cast<std::uint32_t>(length) << 8 | advance << 16 |
          static_cast<std::uint32_t>(63 - size) << 24;
 }
@@ -62,7 +70,7 @@ const std::uint8_t kNaturalOrder[256] = {0,  1,  8,  16, 9,  2,  3,  10, 17, 24,
                                          35, 42, 49, 56, 57, 50, 43, 36, 29, 22, 15, 23, 30, 37, 44, 51,
                                          58, 59, 52, 45, 38, 31, 39, 46, 53, 60, 61, 54, 47, 55, 62, 63};
 
-bool SymbolTable::build(const HuffmanCode& from, bool ac) {
+bool SymbolTable::build(const HuffmanCode& from, SymbolKind kind) {
   code = from;
   std::uint32_t next = 0;  // code of the current length
   int count = 0;
@@ -72,8 +80,8 @@ bool SymbolTable::build(const HuffmanCode& from, bool ac) {
     if (count + static_cast<int>(of_length) > 256) return false;
     for (std::uint32_t i = 0; i < of_length; ++i, ++count) {
       const int symbol = code.symbols[static_cast<std::size_t>(count)];
-      if (!ac && symbol > 15) return false;
-      symbols[static_cast<std::size_t>(count)] = pack_symbol(symbol, length, ac);
+      if (kind == SymbolKind::dc && symbol > 15) return false;
+      symbols[static_cast<std::size_t>(count)] = pack_symbol(symbol, length, kind);
     }
     next += of_length;
     if (of_length != 0 && next >= 1u << length) return false;  // libjpeg keeps the code of all ones free
@@ -94,7 +102,7 @@ std::uint32_t SymbolTable::long_symbol(std::uint32_t next) const {
 }
 
 bool AcTable::build(const HuffmanCode& code) {
-  if (!SymbolTable::build(code, true)) return false;
+  if (!SymbolTable::build(code, SymbolKind::ac)) return false;
   std::uint32_t window[1 << kSkipBits];
   fill_window(*this, code, kPairBits, window);
   constexpr std::uint32_t pair_mask = (1u << kPairBits) - 1;
@@ -142,7 +150,7 @@ const Table* HuffmanTables::Cache<Table>::find(const HuffmanCode& code) {
     if constexpr (std::is_same_v<Table, AcTable>) {
       valid = table->build(code);
     } else {
-      valid = table->build(code, false);
+      valid = table->build(code, SymbolKind::dc);
     }
     if (!valid) return nullptr;
     if (entries_.size() == kKept) entries_.pop_back();

@@ -24,15 +24,20 @@ extern const std::uint8_t kNaturalOrder[256];
 // What an end-of-block symbol adds to the zigzag position: more than a block's symbols could add, so that the sum tells
 // a block that was ended from one that ran over its end.
 inline constexpr unsigned kEndOfBlock = 128;
+inline constexpr unsigned kZeroRun = 64;
+
+// What a code's symbols say.
+enum class SymbolKind { dc, ac, progressive_ac };
 
 // Symbols one at a time.
 //
 // A symbol is packed as: bits of code and value, bits of the code, zigzag advance, 63 - bits of the value; 8 bits each,
-// from the lowest on. 0: no code, or one that no 8-bit image needs.
+// from the lowest on. 0: no code, or one that no 8-bit image needs. In progressive scans, an end of block has the
+// length of the run of such blocks for a value, and kZeroRun is the advance of 16 zeros.
 struct SymbolTable {
   static constexpr int kBits = 9;
 
-  bool build(const HuffmanCode& code, bool ac);
+  bool build(const HuffmanCode& code, SymbolKind kind);
   // Of a code that is longer than kBits; `next` is the next 16 bits.
   std::uint32_t long_symbol(std::uint32_t next) const;
   std::uint32_t symbol(std::uint64_t bits) const {

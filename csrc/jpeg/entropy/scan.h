@@ -49,18 +49,21 @@ struct BlockRows {
   Row component[kMaxComponents][kMaxBlockRows];
 };
 
+// The next bits are the upper `count` ones of `bits`, then those from `next` on.
+struct BitState {
+  std::uint64_t bits = 0;
+  std::uint64_t count = 0;
+  const std::uint8_t* next = nullptr;
+};
+
 // The loops' state.
-struct ScanState {
+struct ScanState : BitState {
   struct Block {
     int component;
     int row;  // of the component's blocks in an MCU
     const DcTable* dc;
     const AcTable* ac;
   };
-  // The next bits are the upper `count` ones of `bits`, then those from `next` on.
-  std::uint64_t bits = 0;
-  std::uint64_t count = 0;
-  const std::uint8_t* next = nullptr;
   const std::uint8_t* limit = nullptr;  // more bytes are needed once `next` is behind it
   int predictors[kMaxComponents] = {};
   int blocks = 0;  // per MCU

@@ -3,7 +3,8 @@
 The threads only read the files: they remove what is not data, and say where segments of it begin if they know it from
 the index (``csrc/gpu/stage_image.h``). Of other files the kernels in ``points.cu`` find that, and the index learns it.
 The kernels in ``decode.cu`` do the rest, from entropy decoding to the resize, and those in ``steps.cu`` what follows on
-images. What the kernels cannot decode, the threads have decoded: a batch may contain both.
+images. Of progressive files the threads decode the coefficients. What the kernels cannot decode, the threads have
+decoded: a batch may contain both.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ if TYPE_CHECKING:
 KERNELS: Final = {
     "decode.cu": (
         *("tables", "find_tables", "subsequences", "synchronize", "chain", "points", "stuffed"),
-        *("huffman", "transform", "rows", "columns_first", "second_pass"),
+        *("huffman", "coefficients", "transform", "rows", "columns_first", "second_pass"),
     ),
     "steps.cu": ("steps",),
 }
@@ -55,6 +56,7 @@ _TABLE_THREADS: Final = 256
 _TABLE_BLOCKS: Final = 8  # for each set of codes
 _FIND_THREADS: Final = 256  # these two are as in points.cu
 _CHAIN_THREADS: Final = 512
+_COEFFICIENT_THREADS: Final = 128  # as in huffman.cu
 _PIXEL_THREADS: Final = 128
 _ROWS_AT_ONCE: Final = 4
 _ROWS_PER_BLOCK: Final = 8
@@ -115,7 +117,7 @@ def launches(
 ) -> Iterator[tuple[str, tuple[int, ...], tuple[int, int], tuple[int, ...]]]:
     """Yield each kernel's name, grid, numbers of threads and of dynamic shared bytes, and arguments.
 
-    First those of :func:`table_launch`, once for the batch.
+    First those of :func:`table_launch`, once for the batch, if it has codes.
 
     Args:
         chunk: Of :meth:`_core.Staging.finish`.
@@ -126,10 +128,13 @@ def launches(
         pixels: The batch's pixels.
         bad: An int32 for each image of the batch.
     """
-    first, images, work, work_items, coefficient_bytes, _, width, height, out_width, out_height = chunk[:10]
-    vertical_first, has_steps = chunk[10:]
-    arguments: tuple[int, ...] = (files, files + work, tables, coefficients, bad)
-    yield "huffman", (work_items,), (_WORK_THREADS, _HUFFMAN_SHARED_BYTES), arguments
+    first, images, work, work_items, coefficient_bytes, _, block_rows, width, height, out_width, out_height = chunk[:11]
+    vertical_first, has_steps = chunk[11:]
+    if work_items:
+        arguments: tuple[int, ...] = (files, files + work, tables, coefficients, bad)
+        yield "huffman", (work_items,), (_WORK_THREADS, _HUFFMAN_SHARED_BYTES), arguments
+    if block_rows:
+        yield "coefficients", (block_rows, images), (_COEFFICIENT_THREADS, 0), (files, first, coefficients)
     blocks = -(-coefficient_bytes // (128 * images * _BLOCKS_AT_ONCE))  # enough for most images
     yield "transform", (blocks, images), (8 * _BLOCKS_AT_ONCE, 0), (files, first, coefficients, scratch, bad)
     rows = _ROWS_AT_ONCE if 4 * width * _ROWS_AT_ONCE <= _SHARED_MAX_BYTES else 1
@@ -422,8 +427,9 @@ class StagedFiles:
         zeros = table_bytes + _aligned(self._bad.nbytes)  # where the coefficients begin
         scratch = self._decoder.memory("scratch", zeros + max(sum(chunk[4:6]) for chunk in self._chunks))
         bad = scratch[table_bytes : table_bytes + self._bad.nbytes].view(torch.int32)
-        name, tables_grid, block, arguments = table_launch(codes, files.data_ptr(), scratch.data_ptr())
-        launch(kernels[name], tables_grid, *block, *arguments)
+        if codes[1]:  # else all files are progressive
+            name, tables_grid, block, arguments = table_launch(codes, files.data_ptr(), scratch.data_ptr())
+            launch(kernels[name], tables_grid, *block, *arguments)
         scratch[table_bytes : zeros + self._chunks[0][4]].zero_()
         for name, grid, block, arguments in self._searches(files, scratch, bad):
             launch(kernels[name], grid, *block, *arguments)

@@ -58,7 +58,7 @@ def test_every_stage_of_an_engine_takes_time(folder, engine, stages):
 
 
 def test_pixels_and_their_lookup_are_told_apart(folder):
-    """What threads decode is copied as uint8; the lookup is the epilogue and takes some time."""
+    """What threads decode is copied as uint8; the lookup is the epilogue."""
     with FastLoader(folder, batch_size=16, num_workers=2, engine="native", decode="cpu", device="cuda") as loader:
         for batch in loader:
             compute(batch)

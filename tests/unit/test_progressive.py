@@ -1,4 +1,4 @@
-"""Test that progressive files whose coefficients threads decode have Pillow's pixels, or are left to libjpeg."""
+"""Test that progressive files have Pillow's pixels, or are left to libjpeg."""
 
 from __future__ import annotations
 
@@ -117,7 +117,7 @@ def test_damaged_files_are_what_threads_make_of_them(kernels, pool, seed):
 
 
 def parts(file: bytes) -> tuple[bytes, list[bytes]]:
-    """A file's header, and its scans: tables, the scan's header and its data. The end marker is left out."""
+    """A file's header, and its scans with their tables, without the end marker."""
     at, begin, header, scans = 2, 0, b"", []
     while file[at + 1] != 0xD9:
         marker, length = file[at + 1], int.from_bytes(file[at + 2 : at + 4], "big")
@@ -150,7 +150,7 @@ def with_bits(scan: bytes, first: int, last: int, bits: int) -> bytes:
 
 
 def flat(size: tuple[int, int], ways: list[tuple[int, int, int]]) -> bytes:
-    """A gray file whose scans of AC coefficients, of that first and last one and bits, are all zeros."""
+    """A gray file whose scans of those AC coefficients and bits are zeros."""
     header, (dc, ac) = parts(write_scans(*size, 2))
     scans = [with_bits(ac, *way) for way in ways]
     return header + dc + b"".join(scans) + END
@@ -165,7 +165,7 @@ def with_interval(blocks: int, scan: bytes) -> bytes:
 
 
 def with_levels(low: int, file: bytes) -> bytes:
-    """The gray file of 64 blocks and two scans, with so many lower bits of DC coefficients: zeros, one by one."""
+    """A gray file of 64 blocks with so many scans of DC bits: zeros."""
     header, (dc, ac) = parts(file)
     later = [with_bits(dc[: scan_at(dc)], 0, 0, high << 4 | high - 1) + bytes(8) for high in range(low, 0, -1)]
     header = header.replace(bytes([7] * 64), bytes([1] * 64))
@@ -177,7 +177,7 @@ def refined(low: int) -> list[tuple[int, int, int]]:
 
 
 def damaged() -> dict[str, bytes]:
-    """Files that libjpeg warns about, refuses, smooths, or reads in a way that is its own."""
+    """Files that libjpeg warns about, refuses, smooths, or reads in its own way."""
     made = {f"{count} of its scans": HEADER + b"".join(SCANS[:count]) + END for count in range(1, len(SCANS))}
     for count, scan in enumerate(SCANS):
         made[f"without scan {count}"] = HEADER + b"".join([*SCANS[:count], *SCANS[count + 1 :]]) + END

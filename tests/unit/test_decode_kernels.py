@@ -405,7 +405,7 @@ class HostDecoder:
     def to_learn(self) -> None:
         return None
 
-    def files(self, pixels: torch.Tensor, by_view: Any, new_file: str, most_samples: int | None) -> HostStaged:
+    def files(self, pixels: torch.Tensor, by_view: Any, new_file: str, most_samples: int | None = None) -> HostStaged:
         return HostStaged(self.kernels, pixels, by_view, new_file)
 
 
@@ -538,7 +538,7 @@ class LateDecoder(HostDecoder):
         self.asked: list[tuple[str, int]] = []
         self.batches = self.failures = 0
 
-    def files(self, pixels: torch.Tensor, by_view: Any, new_file: str, most_samples: int | None) -> LateStaged:
+    def files(self, pixels: torch.Tensor, by_view: Any, new_file: str, most_samples: int | None = None) -> LateStaged:
         self.batches += 1
         return LateStaged(self, self.batches - 1, pixels, by_view)
 

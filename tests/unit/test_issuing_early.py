@@ -45,7 +45,7 @@ class Decoder:
     def to_learn(self) -> None:
         return None
 
-    def files(self, pixels: torch.Tensor, by_view: Any, new_file: str, most_samples: int | None) -> Staged:
+    def files(self, pixels: torch.Tensor, by_view: Any, new_file: str, most_samples: int | None = None) -> Staged:
         self.batches += 1
         return Staged(self, self.batches - 1, pixels)
 

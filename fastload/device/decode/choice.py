@@ -84,8 +84,10 @@ class DecodeChoice:
             self.on_change()
         if side == "threads":
             return None
+        if not probes:
+            return self._decoder.files(pixels, by_view, side)
         samples = len(by_view(pixels)[0])
-        return self._decoder.files(pixels, by_view, side, samples - probed_of(samples) if probes else None)
+        return self._decoder.files(pixels, by_view, side, samples - probed_of(samples))
 
     def learn(self, index: Any, has_time: Callable[[], bool]) -> None:
         """Note in the index what kernels have found, while there is time.

@@ -30,40 +30,25 @@ Points = Generator[dict[str, Any], None, None]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Question:
-    """One benchmark of all contenders.
-
-    Attributes:
-        name: Name of the benchmark.
-        setup: Contenders, and the length of their turns.
-        parameters: Parameters of its own, for the record.
-        measure: Function that yields the points as they are measured.
-    """
+    """One benchmark of all contenders."""
 
     name: str
-    setup: Setup
-    parameters: Mapping[str, Any]
-    measure: Callable[[Gathering], Points]
+    setup: Setup  # contenders, and the length of their turns
+    parameters: Mapping[str, Any]  # parameters of its own, for the record
+    measure: Callable[[Gathering], Points]  # function that yields the points as they are measured
 
 
 @dataclass(frozen=True, slots=True)
 class Gathering:
-    """Contenders whose outputs have been checked.
+    """Contenders whose outputs have been checked."""
 
-    Attributes:
-        team: Their processes.
-        folder: Folder of the data set.
-        described: Description of the data set, for the record.
-        checked: Result of the check of each contender's output, by recipe and name.
-        environment: Machine and software, for the record.
-        deadline: Time (``time.monotonic``) after which no point begins; ``None``: never.
-    """
-
-    team: Team
-    folder: str
-    described: Mapping[str, Any]
+    team: Team  # their processes
+    folder: str  # folder of the data set
+    described: Mapping[str, Any]  # description of the data set, for the record
+    # result of the check of each contender's output, by recipe and name
     checked: Mapping[str, Mapping[str, Mapping[str, Any]]]
-    environment: Mapping[str, Any]
-    deadline: float | None = None
+    environment: Mapping[str, Any]  # machine and software, for the record
+    deadline: float | None = None  # time (time.monotonic) after which no point begins; None: never
 
     def late(self) -> bool:
         """Whether time is up."""

@@ -29,19 +29,12 @@ WITHOUT_DATA = ("slots", "insight", "overhead", "state", "verdicts")
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """A benchmark that has run.
-
-    Attributes:
-        name: Name of the benchmark.
-        code: Exit code.
-        seconds: Duration.
-        tail: Last lines of its output.
-    """
+    """A benchmark that has run."""
 
     name: str
-    code: int
-    seconds: float
-    tail: str
+    code: int  # exit code
+    seconds: float  # duration
+    tail: str  # last lines of its output
 
 
 def command(name: str, folder: Path, *, quick: bool, data: Path | None = None) -> list[str]:

@@ -30,23 +30,14 @@ DRAWN: Final = {
 
 @dataclass(frozen=True)
 class Bar:
-    """One contender.
-
-    Attributes:
-        name: Name of the contender.
-        value: Median of the repeats.
-        low: Smallest repeat; the median where there is one only.
-        high: Largest repeat.
-        text: Value with its unit.
-        kind: Colour: ``own``, ``peer`` or ``ceiling``.
-    """
+    """One contender."""
 
     name: str
-    value: float
-    low: float
-    high: float
-    text: str
-    kind: str
+    value: float  # median of the repeats
+    low: float  # smallest repeat; the median where there is one only
+    high: float  # largest repeat
+    text: str  # value with its unit
+    kind: str  # colour: own, peer or ceiling
 
 
 @dataclass(frozen=True)

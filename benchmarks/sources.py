@@ -52,20 +52,14 @@ GROUP: Final = 32
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """A source of images.
+    """A source of images."""
 
-    Attributes:
-        what: Name of its dataset in a table.
-        make: Function that makes the contenders of a folder with one folder of images per class, in a folder to write
-            to, for a number of workers.
-        same_bits: Whether all contenders but those of ``own_order`` have equal batches for a seed.
-        own_order: Contenders that shuffle in their own way.
-    """
-
-    what: str
+    what: str  # name of its dataset in a table
+    # function that makes the contenders of a folder with one folder of images per class, in a folder to write to, for a
+    # number of workers
     make: Callable[[Path, Path, int], Makers]
-    same_bits: bool = True
-    own_order: tuple[str, ...] = ()
+    same_bits: bool = True  # whether all contenders but those of own_order have equal batches for a seed
+    own_order: tuple[str, ...] = ()  # contenders that shuffle in their own way
 
 
 TRANSFORM: Final = training_transform()

@@ -49,17 +49,12 @@ _SETTLE_MAX: Final = 20
 
 @dataclass(frozen=True)
 class Workload:
-    """A loader and a training step.
+    """A loader and a training step."""
 
-    Attributes:
-        loader: Function that makes a loader, of a number of batches per epoch and of workers.
-        step: Function that trains on a batch.
-        is_native: Whether the native engine runs it.
-    """
-
+    # function that makes a loader, of a number of batches per epoch and of workers
     loader: Callable[[int, int | str], FastLoader[Any]]
-    step: Step
-    is_native: bool = False
+    step: Step  # function that trains on a batch
+    is_native: bool = False  # whether the native engine runs it
 
 
 def workloads(device: torch.device, *, quick: bool, data: Path | None, model: str) -> dict[str, Callable[[], Workload]]:
@@ -114,19 +109,12 @@ def model_of(device: torch.device, seconds: float) -> Model:
 
 @dataclass
 class TunedLoader:
-    """A loader with one number of workers, or ``"auto"``.
+    """A loader with one number of workers, or ``"auto"``."""
 
-    Attributes:
-        measure: Function that takes a turn.
-        rates: Rates of all turns.
-        workers: Numbers of workers of all turns.
-        seen: The loader's own statistics of its epochs.
-    """
-
-    measure: Callable[[], tuple[Rate, int]]
-    rates: list[Rate] = field(default_factory=list)
-    workers: list[int] = field(default_factory=list)
-    seen: list[dict[str, Any]] = field(default_factory=list)
+    measure: Callable[[], tuple[Rate, int]]  # function that takes a turn
+    rates: list[Rate] = field(default_factory=list)  # rates of all turns
+    workers: list[int] = field(default_factory=list)  # numbers of workers of all turns
+    seen: list[dict[str, Any]] = field(default_factory=list)  # the loader's own statistics of its epochs
 
     def turn(self) -> float:
         """Take one; returns images/s."""

@@ -219,21 +219,13 @@ Opened: TypeAlias = "contextlib.AbstractContextManager[tuple[FastLoader[Any], Ca
 
 @dataclass(frozen=True)
 class Plant:
-    """One bottleneck.
+    """One bottleneck."""
 
-    Attributes:
-        expected: Bottleneck that the verdict has to name.
-        planted: Function that opens the loop with the bottleneck: a loader and a step.
-        relieved: Function that opens the loop without it.
-        needs_gpu: Whether there is no such bottleneck without a GPU.
-        evidence: Words that the report has to contain, where another limit has the same name.
-    """
-
-    expected: Bottleneck
-    planted: Callable[[], Opened]
-    relieved: Callable[[], Opened]
-    needs_gpu: bool = False
-    evidence: str = ""
+    expected: Bottleneck  # bottleneck that the verdict has to name
+    planted: Callable[[], Opened]  # function that opens the loop with the bottleneck: a loader and a step
+    relieved: Callable[[], Opened]  # function that opens the loop without it
+    needs_gpu: bool = False  # whether there is no such bottleneck without a GPU
+    evidence: str = ""  # words that the report has to contain, where another limit has the same name
 
 
 def plants(device: torch.device, *, quick: bool) -> dict[str, Plant]:

@@ -36,14 +36,10 @@ class ContenderError(RuntimeError):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Interpreters:
-    """The interpreters and packages that contenders run with.
+    """The interpreters and packages that contenders run with."""
 
-    Attributes:
-        pythons: Interpreters by contender or module.
-        sites: Folders to search for packages first, and their ``lib`` for libraries, by contender or module.
-    """
-
-    pythons: Mapping[str, str] = field(default_factory=dict)
+    pythons: Mapping[str, str] = field(default_factory=dict)  # interpreters by contender or module
+    # folders to search for packages first, and their `lib` for libraries, by contender or module
     sites: Mapping[str, str] = field(default_factory=dict)
 
 

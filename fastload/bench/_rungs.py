@@ -33,46 +33,28 @@ SLOTS_S = 30.0  # the longest that slots are waited for
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rung:
-    """One loop to measure; every rung keeps what the one below it has.
+    """One loop to measure; every rung keeps what the one below it has."""
 
-    Attributes:
-        number: Place on the ladder: 1 to 5 are torch alone, 6 to 8 FastLoader, 0 the ceiling, whose data is on the GPU.
-        name: Name of the change.
-        workers: Number of worker processes.
-        channels_last: Whether weights and images are in channels_last memory format.
-        pinned: Whether batches pass through pinned memory.
-        side_stream: Whether FastLoader copies one batch ahead on a stream of its own.
-        slots: Whether its workers write batches straight into pinned memory.
-        native: Whether it decodes natively; then ``workers`` are threads.
-        loader_alone: Whether the rung is measured without a GPU, too, by the loader alone.
-    """
-
+    # place on the ladder: 1 to 5 are torch alone, 6 to 8 FastLoader, 0 the ceiling, whose data is on the GPU
     number: int
-    name: str
-    workers: int
-    channels_last: bool = False
-    pinned: bool = False
-    side_stream: bool = False
-    slots: bool = False
-    native: bool = False
-    loader_alone: bool = False
+    name: str  # name of the change
+    workers: int  # number of worker processes
+    channels_last: bool = False  # whether weights and images are in channels_last memory format
+    pinned: bool = False  # whether batches pass through pinned memory
+    side_stream: bool = False  # whether FastLoader copies one batch ahead on a stream of its own
+    slots: bool = False  # whether its workers write batches straight into pinned memory
+    native: bool = False  # whether it decodes natively; then `workers` are threads
+    loader_alone: bool = False  # whether the rung is measured without a GPU, too, by the loader alone
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Turn:
-    """One rung in one climb.
+    """One rung in one climb."""
 
-    Attributes:
-        images: Number of images per step.
-        steps: Number of steps.
-        times: Time of all steps, and its parts.
-        gpu: The profiler's record of some steps afterwards, in the last climb on a GPU.
-    """
-
-    images: int
+    images: int  # number of images per step
     steps: int
-    times: StepTimes
-    gpu: GpuActivity | None = None
+    times: StepTimes  # time of all steps, and its parts
+    gpu: GpuActivity | None = None  # the profiler's record of some steps afterwards, in the last climb on a GPU
 
 
 def summary(rung: Rung, turns: Sequence[Turn], *, trained: bool) -> dict[str, Any]:

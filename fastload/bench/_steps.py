@@ -109,17 +109,11 @@ def check_model(model: str) -> None:
 
 @dataclass(frozen=True, slots=True)
 class StepTimes:
-    """Times of some steps in a row.
+    """Times of some steps in a row."""
 
-    Attributes:
-        seconds: Time from the end of the step before them to the end of the last one.
-        waited_s: Part of it in which the device had finished a step and the next batch had not arrived.
-        copied_s: Part of it in which the device's compute stream copied a batch.
-    """
-
-    seconds: float
-    waited_s: float
-    copied_s: float
+    seconds: float  # time from the end of the step before them to the end of the last one
+    waited_s: float  # part of it in which the device had finished a step and the next batch had not arrived
+    copied_s: float  # part of it in which the device's compute stream copied a batch
 
 
 def run_steps(

@@ -22,18 +22,13 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class GpuActivity:
-    """A stretch of time on one GPU.
+    """A stretch of time on one GPU."""
 
-    Attributes:
-        busy_share: Share of the time in which at least one kernel ran, what ``nvidia-smi`` calls utilization. Copies do
-            not count. ``None`` when the profiler recorded no kernel.
-        copied_bytes: Bytes that went from host to device.
-        copy_s: Seconds in which at least one copy from host to device was under way.
-    """
-
+    # share of the time in which at least one kernel ran, what nvidia-smi calls utilization. Copies do not count. None
+    # when the profiler recorded no kernel.
     busy_share: float | None
-    copied_bytes: int
-    copy_s: float
+    copied_bytes: int  # bytes that went from host to device
+    copy_s: float  # seconds in which at least one copy from host to device was under way
 
     @property
     def copy_gb_per_s(self) -> float | None:

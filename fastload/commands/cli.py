@@ -22,21 +22,15 @@ Needs: TypeAlias = Mapping[str, Callable[[argparse.Namespace], object]]
 
 @dataclass(frozen=True, slots=True)
 class Command:
-    """One subcommand.
+    """One subcommand."""
 
-    Attributes:
-        module: Module with ``add_arguments(parser)`` and ``main(args) -> int``, imported when chosen; or, as
-            ``"module:NAME"``, an object of a module that has them.
-        help: One line.
-        extra: The extra with its optional dependencies.
-        needs: Optional packages of given arguments.
-        arguments: Functions that declare the arguments, where ``module`` imports torch.
-    """
-
+    # module with add_arguments(parser) and main(args) -> int, imported when chosen; or, as "module:NAME", an object of
+    # a module that has them
     module: str
-    help: str
-    extra: str | None = None
-    needs: Needs = field(default_factory=dict)
+    help: str  # one line
+    extra: str | None = None  # the extra with its optional dependencies
+    needs: Needs = field(default_factory=dict)  # optional packages of given arguments
+    # functions that declare the arguments, where `module` imports torch
     arguments: Sequence[Callable[[argparse.ArgumentParser], object]] = ()
 
     def load(self) -> Any:
@@ -73,15 +67,10 @@ def not_given(option: str) -> Callable[[argparse.Namespace], object]:
 
 @dataclass(frozen=True, slots=True)
 class Group:
-    """Subcommands one level down.
+    """Subcommands one level down."""
 
-    Attributes:
-        module: Module with the table ``COMMANDS``, and in ``IN_CHECKOUT`` names that only ``python -m benchmarks`` has.
-        help: One line.
-    """
-
-    module: str
-    help: str
+    module: str  # module with the table COMMANDS, and in IN_CHECKOUT names that only python -m benchmarks has
+    help: str  # one line
 
     def load(self) -> Any:
         """Import the module."""

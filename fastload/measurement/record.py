@@ -27,13 +27,9 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Spread:
-    """Repeats of one measurement.
+    """Repeats of one measurement."""
 
-    Attributes:
-        values: Every repeat, in the order measured.
-    """
-
-    values: tuple[float, ...]
+    values: tuple[float, ...]  # every repeat, in the order measured
 
     def __post_init__(self) -> None:
         if not self.values:

@@ -17,8 +17,7 @@ if TYPE_CHECKING:
 
     from benchmarks.contenders._job import Job
 
-QUICK_NAMES = ("torch-pinned", "fastload")
-"""Contenders of a quick run, unless some are named."""
+QUICK_NAMES = ("torch-pinned", "fastload")  # contenders of a quick run, unless some are named
 
 
 def _device() -> str:

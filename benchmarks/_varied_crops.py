@@ -92,11 +92,8 @@ class Comparison:
         self._asked = asked
         self._dataset = ImageFolder(str(folder), composed(name))
         self._indices = list(range(len(self._dataset)))
-        self._common: dict[str, Any] = {
-            "batch_size": asked.batch_size,
-            "sampler": self._indices,
-            "num_workers": asked.workers,
-        }
+        self._common: dict[str, Any] = {"batch_size": asked.batch_size, "num_workers": asked.workers}
+        self._common["sampler"] = self._indices
         common = {"device": asked.device, "engine": "native", **self._common}
         self._loaders = {"cpu": FastLoader(self._dataset, decode="cpu", **common)}
         if asked.device != "cpu":

@@ -23,8 +23,7 @@ from fastload.commands.bench import COMMANDS
 from fastload.measurement.console import console
 
 PEERS = "peers"
-WITHOUT_DATA = ("slots", "insight", "overhead", "state", "verdicts")
-"""Benchmarks that load no images of the user's."""
+WITHOUT_DATA = ("slots", "insight", "overhead", "state", "verdicts")  # benchmarks that load no images of the user's
 
 
 @dataclass(frozen=True, slots=True)

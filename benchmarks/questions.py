@@ -30,6 +30,7 @@ import shlex
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from operator import itemgetter
 from pathlib import Path
 from typing import Any, Final
 
@@ -103,13 +104,8 @@ def first_batch(gathering: Gathering, setup: Setup, threads: int) -> dict[str, A
     gathering.team.open(gathering.present(setup), job)
     gathering.team.close_feeds()
     answers = take_turns(gathering.present(setup), turn, setup.repeats)
-    return {
-        name: {
-            "first_batch_s": spread_of(turns, lambda a: a["first_batch_s"]),
-            "constructed_s": spread_of(turns, lambda a: a["constructed_s"]),
-        }
-        for name, turns in answers.items()
-    }
+    figures = ("first_batch_s", "constructed_s")
+    return {name: {key: spread_of(turns, itemgetter(key)) for key in figures} for name, turns in answers.items()}
 
 
 def describe_first_batch(result: Mapping[str, Any]) -> str:
@@ -191,16 +187,16 @@ def training(gathering: Gathering, setup: Setup, model: str, threads: int, steps
     rates = {
         name: Spread.of([answer["images"] / answer["seconds"] for answer in turns]) for name, turns in answers.items()
     }
-    results = {}
-    for name, turns in answers.items():
-        results[name] = {
+    return {
+        name: {
             "images_per_s": rates[name].record(),
             "steps": counted[name],
-            "wait_share": spread_of(turns, lambda a: a["wait_share"]),
+            "wait_share": spread_of(turns, itemgetter("wait_share")),
             "main_thread_us_per_batch": spread_of(turns, lambda a: 1e6 * a["main_thread_s"] / a["batches"]),
             "share_of_ceiling": ratio(rates[name], rates[CEILING]).record() if CEILING in rates else None,
         }
-    return results
+        for name, turns in answers.items()
+    }
 
 
 def train(args: argparse.Namespace, setup: Setup) -> Question:

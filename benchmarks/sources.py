@@ -46,8 +46,7 @@ PHOTOS_PER_WORKER: Final = 256
 BATCH_SIZE: Final = 64
 OURS: Final = "fastload"
 SHARDS: Final = 4
-GROUP: Final = 32
-"""Rows of a Parquet file's row group."""
+GROUP: Final = 32  # rows of a Parquet file's row group
 
 
 @dataclass(frozen=True, slots=True)

@@ -32,12 +32,9 @@ from fastload.measurement.clock import clock_for
 from fastload.measurement.console import console
 from fastload.measurement.record import Spread, environment, extent, interleave, ratio, save
 from fastload.measurement.throughput import NATIVE_AHEAD, Rate, endless, in_flight, loop_rate
-from fastload.stats.stats import Stats
 
 Step = Callable[[Any], object]
-
-NOISE: Final = 0.03
-"""Rates that differ by less than this share are equal."""
+NOISE: Final = 0.03  # rates that differ by less than this share are equal
 SHARE_MIN: Final = 0.97
 WORKERS_MAX: Final = 1.25
 
@@ -145,24 +142,12 @@ def by_epoch(workload: Workload, loader: FastLoader[Any], device: torch.device, 
             workload.step(batch)
         stats, workers = loader.stats().since(before), workers_of(loader)
         shares = {place: stats.wait_share(place) for place in stats.waited_for if place != "gpu"}
-        seen.append(
-            {
-                "workers": workers,
-                "stall": stats.stall,
-                "device_stall": stats.device_stall,
-                "waited_for": shares,
-                "cost_ms": _cost_ms(stats),
-            }
-        )
+        cost_ms = 1e3 * stats.making_s / max(1, stats.images)  # of one worker, per sample
+        known = {"workers": workers, "stall": stats.stall, "device_stall": stats.device_stall}
+        seen.append({**known, "waited_for": shares, "cost_ms": cost_ms})
         return rate, workers
 
     return TunedLoader(measure, seen=seen)
-
-
-def _cost_ms(stats: Stats) -> float:
-    """Milliseconds of one worker per sample."""
-    making_s = sum(stats.stages[name].total_s for name in ("fetch", "decode", "collate") if name in stats.stages)
-    return 1e3 * making_s / max(1, stats.images)
 
 
 def workers_of(loader: FastLoader[Any]) -> int:

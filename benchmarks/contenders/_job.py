@@ -75,6 +75,10 @@ class Job:
         indices = self.indices(dataset)
         return EndlessDraws(indices, ENDLESS, self.seed) if self.train else indices
 
+    def options(self, dataset: ImageFolder) -> dict[str, Any]:
+        """Arguments of loaders that take torch's."""
+        return {"batch_size": self.batch_size, "sampler": self.sampler(dataset), "num_workers": self.threads}
+
     def files(self) -> tuple[list[str], list[int]]:
         """Paths and labels, for loaders that read files by themselves."""
         dataset = self.dataset()

@@ -34,8 +34,8 @@ class Contender:
 
     title: str  # name in tables
     # module of this package that has open_feed(job, variant), and missing(variant, device) if there is a reason why it
-    # cannot take part beside those that `imports` tells. Contenders of one library share it, and with it interpreter and
-    # packages.
+    # cannot take part beside those that `imports` tells. Contenders of one library share it, and with it interpreter
+    # and packages.
     module: str
     variant: str = ""  # argument of both
     imports: tuple[str, ...] = ()  # modules that it needs

@@ -31,7 +31,6 @@ _QUALITY = 90  # FFCV's default, and that of the photographs of ``fastload bench
 
 def missing(variant: str, device: str) -> str | None:
     """Why this cannot take part."""
-    del variant
     if device.startswith("cuda"):
         try:
             importlib.import_module("cupy")  # normalizes on the GPU

@@ -32,14 +32,8 @@ POOL_IMAGES = 10_000  # drawn from a larger data set: about 1 GB, which stays in
 
 def training_transform() -> transforms.Compose:
     """The transforms of torchvision's ResNet-50 recipe: random crop to 224 px, flip, tensor, normalize."""
-    return transforms.Compose(
-        [
-            transforms.RandomResizedCrop(224),
-            transforms.RandomHorizontalFlip(),
-            transforms.ToTensor(),
-            transforms.Normalize(MEAN, STD),
-        ]
-    )
+    steps = [transforms.RandomResizedCrop(224), transforms.RandomHorizontalFlip(), transforms.ToTensor()]
+    return transforms.Compose([*steps, transforms.Normalize(MEAN, STD)])
 
 
 def check_data(folder: Path | None) -> None:

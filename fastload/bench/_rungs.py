@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import functools
 import time
 from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Any
@@ -116,12 +117,7 @@ class StepFeed:
     """
 
     def __init__(
-        self,
-        rung: Rung,
-        dataset: Any,
-        pool: Sequence[int],
-        batch_size: int,
-        device: torch.device | None,
+        self, rung: Rung, dataset: Any, pool: Sequence[int], batch_size: int, device: torch.device | None
     ) -> None:
         self._rung = rung
         self._device = device
@@ -130,13 +126,8 @@ class StepFeed:
         if not rung.workers:
             self.batches = self._same_batch(batch_size)
             return
-        arguments: dict[str, Any] = {
-            "batch_size": batch_size,
-            "sampler": EndlessDraws(pool, ENDLESS),
-            "num_workers": rung.workers,
-            "prefetch_factor": PREFETCH_FACTOR,
-            "pin_memory": rung.pinned,
-        }
+        arguments: dict[str, Any] = {"batch_size": batch_size, "sampler": EndlessDraws(pool, ENDLESS)}
+        arguments |= {"num_workers": rung.workers, "prefetch_factor": PREFETCH_FACTOR, "pin_memory": rung.pinned}
         if rung.side_stream:
             where = "cpu" if device is None else device
             self._loader = FastLoader(**engine_of(rung, dataset), **arguments, device=where)
@@ -149,9 +140,7 @@ class StepFeed:
         rung = self._rung
         if self._device is None or rung.side_stream or not rung.workers:
             return images, labels
-        images = images.to(self._device, non_blocking=rung.pinned)
-        labels = labels.to(self._device, non_blocking=rung.pinned)
-        return images, labels
+        return images.to(self._device, non_blocking=rung.pinned), labels.to(self._device, non_blocking=rung.pinned)
 
     def lay_out(self, images: Tensor) -> Tensor:
         """Bring a batch that is on the device into this rung's memory format."""
@@ -248,14 +237,13 @@ def measure(
         if train is not None:
             train(feed.lay_out(images), labels)
 
+    run = functools.partial(run_steps, feed.batches, step, clock, move=feed.move)
+
     def warm_up() -> None:
         feed.settle()
-        run_steps(feed.batches, step, clock, WARM_STEPS, move=feed.move)
-
-    def advance() -> None:
-        run_steps(feed.batches, step, clock, steps, move=feed.move)
+        run(WARM_STEPS)
 
     feed.settle()
     times = time_steps(feed.batches, step, clock, steps, warm=WARM_STEPS, move=feed.move)
-    gpu = None if trace is None else trace(warm_up, advance)
+    gpu = None if trace is None else trace(warm_up, lambda: run(steps))
     return Turn(images=batch_size, steps=steps, times=times, gpu=gpu)

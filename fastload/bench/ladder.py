@@ -96,19 +96,13 @@ def climb(
             skipped.append({"number": rung.number, "name": rung.name, "reason": reason})
         else:
             climbed.append(rung)
+    sizes = {name: getattr(ladder, name) for name in ("model", "batch_size", "steps", "repeats")}
     record: dict[str, Any] = {
         "benchmark": "ladder",
         "complete": False,
         "environment": environment(),
         "dataset": described,
-        "parameters": {
-            "model": ladder.model,
-            "batch_size": ladder.batch_size,
-            "autocast": "bfloat16",
-            "optimizer": "SGD, momentum 0.9",
-            "steps": ladder.steps,
-            "repeats": ladder.repeats,
-        },
+        "parameters": {**sizes, "autocast": "bfloat16", "optimizer": "SGD, momentum 0.9"},
         "trained": ladder.train,
         "rungs": [],
         "skipped": skipped,

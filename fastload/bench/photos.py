@@ -193,8 +193,7 @@ def _photo(index: int) -> NDArray[np.uint8]:
     spec = importlib.util.find_spec("skimage")
     if spec is None or not spec.submodule_search_locations:
         raise ModuleNotFoundError(
-            f"the photographs come from scikit-image, which is not installed; {with_extra('bench')}",
-            name="skimage",
+            f"the photographs come from scikit-image, which is not installed; {with_extra('bench')}", name="skimage"
         )
     path = Path(spec.submodule_search_locations[0]) / "data" / name
     if not path.exists():

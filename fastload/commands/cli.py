@@ -78,15 +78,8 @@ class Group:
 
 
 Table: TypeAlias = dict[str, "Command | Group"]
-
-_DISTRIBUTIONS: Final = {"skimage": "scikit-image"}
-"""Packages whose distribution has another name."""
-
-
-_TABLES: Final[Needs] = {
-    "rich": not_given("json"),
-    "matplotlib": operator.attrgetter("png"),
-}
+_DISTRIBUTIONS: Final = {"skimage": "scikit-image"}  # packages whose distribution has another name
+_TABLES: Final[Needs] = {"rich": not_given("json"), "matplotlib": operator.attrgetter("png")}
 
 COMMANDS: Final[Table] = {
     "run": Command(

@@ -22,8 +22,7 @@ if TYPE_CHECKING:
 
     from fastload.stats.verdict import Verdict
 
-SETTLED: Final = 3
-"""Looks in succession with the same number, after which it is the answer."""
+SETTLED: Final = 3  # looks in succession with the same number, after which it is the answer
 LOOKS_MAX: Final = 20
 
 

@@ -14,11 +14,8 @@ from typing import TYPE_CHECKING, Any, Final
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-SHOWN_MAX: Final = 16
-"""Number of distinct loaders (by place and plan) to print; the rest is counted."""
-
-LINES_MAX: Final = 60
-"""Number of lines to print of one plan."""
+SHOWN_MAX: Final = 16  # number of distinct loaders (by place and plan) to print; the rest is counted
+LINES_MAX: Final = 60  # number of lines to print of one plan
 
 
 @dataclass

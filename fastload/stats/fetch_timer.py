@@ -20,12 +20,9 @@ from fastload.torch_workers.signals import Finalizer
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-CLOSELY_S: Final = 0.002
-"""Length of a fetch after which the next one is divided, which takes about 5 µs."""
-
+CLOSELY_S: Final = 0.002  # length of a fetch after which the next one is divided, which takes about 5 µs
 CLOSELY_EVERY: Final = 64
-SAMPLER_AFTER_S: Final = 0.15
-"""Seconds of fetching before the stack sampler starts, so that short programs have none."""
+SAMPLER_AFTER_S: Final = 0.15  # seconds of fetching before the stack sampler starts, so that short programs have none
 
 (_BATCHES, _IMAGES, _FETCH, _COLLATE, _LOOKED, _BUSY, _QUEUED, _DECODE, _PYTHON, _SAMPLES) = range(len(FIGURES))
 

@@ -8,12 +8,7 @@ from typing import Any, Final
 
 import torch
 
-EVERY_S: Final = 1.0
-"""Seconds between queries.
-
-The driver keeps several samples a second for many seconds, so none is missed.
-"""
-
+EVERY_S: Final = 1.0  # seconds between queries; the driver keeps many seconds of samples, so none is missed
 SHORT_S: Final = 0.1
 """Longest batch interval for which the driver's last rate is used in place of samples.
 

@@ -16,9 +16,7 @@ if TYPE_CHECKING:
     from fastload.stats.stats import Stats
 
 T = TypeVar("T")
-
-EVERY_S: Final = 0.25
-"""Seconds between updates of the figures: people read no faster."""
+EVERY_S: Final = 0.25  # seconds between updates of the figures: people read no faster
 
 
 def progress(loader: Iterable[T], **bar: Any) -> Iterator[T]:

@@ -34,8 +34,7 @@ T = TypeVar("T")
 VARIABLE: Final = "FASTLOAD_CAPTURE"
 """``warmup:steps``, ``warmup:steps:end`` or ``warmup:steps:exit``: see :func:`capture_from_environment`."""
 
-TRACE_VARIABLE: Final = "FASTLOAD_CAPTURE_TRACE"
-"""File for torch.profiler's trace of that window."""
+TRACE_VARIABLE: Final = "FASTLOAD_CAPTURE_TRACE"  # file for torch.profiler's trace of that window
 
 REPORT_VARIABLE: Final = "FASTLOAD_CAPTURE_REPORT"
 """File for the verdict of the loader's own report on that window, as JSON."""
@@ -274,7 +273,7 @@ class Window:
             self._before = loader.stats()
         if self._trace is not None:
             self._start_torch()
-        if _has_cuda():
+        if torch.cuda.is_available():
             torch.cuda.profiler.start()  # type: ignore[no-untyped-call]
 
     def _stay_shut(self) -> None:
@@ -285,7 +284,7 @@ class Window:
         loader = None if self.reporting is None else self.reporting()
         during = None if self._before is None or loader is None else loader.stats().since(self._before)
         try:
-            if _has_cuda():
+            if torch.cuda.is_available():
                 torch.cuda.synchronize()  # so that the last step's kernels have run when the recording ends
                 torch.cuda.profiler.stop()  # type: ignore[no-untyped-call]
         finally:
@@ -298,7 +297,8 @@ class Window:
                 if not Path(str(self._trace)).exists():
                     raise FileNotFoundError(f"torch.profiler could not write {self._trace}")
             if during is not None:
-                _write_report(during)
+                path = _of_rank(Path(os.environ[REPORT_VARIABLE]))
+                path.write_text(json.dumps(report(during).verdict.to_dict()), encoding="utf-8")
         except OSError as error:
             _warn(f"{error}; the program goes on without what should have been written there")
 
@@ -307,7 +307,7 @@ class Window:
             _warn("torch.profiler is running already, so no trace is written; leave trace out, or that profiler", 6)
             return
         activities = [torch.profiler.ProfilerActivity.CPU]
-        if _has_cuda():
+        if torch.cuda.is_available():
             activities.append(torch.profiler.ProfilerActivity.CUDA)
         self.profile = torch.profiler.profile(activities=activities)
         self.profile.start()
@@ -423,12 +423,3 @@ def _of_rank(path: Path) -> Path:
         stem, dot, suffix = path.name.partition(".")
         return path.with_name(f"{stem}.rank{rank}{dot}{suffix}")
     return path
-
-
-def _write_report(stats: Stats) -> None:
-    path = _of_rank(Path(os.environ[REPORT_VARIABLE]))
-    path.write_text(json.dumps(report(stats).verdict.to_dict()), encoding="utf-8")
-
-
-def _has_cuda() -> bool:
-    return torch.cuda.is_available()

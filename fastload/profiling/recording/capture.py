@@ -273,7 +273,7 @@ class Window:
             self._before = loader.stats()
         if self._trace is not None:
             self._start_torch()
-        if torch.cuda.is_available():
+        if _has_cuda():
             torch.cuda.profiler.start()  # type: ignore[no-untyped-call]
 
     def _stay_shut(self) -> None:
@@ -284,7 +284,7 @@ class Window:
         loader = None if self.reporting is None else self.reporting()
         during = None if self._before is None or loader is None else loader.stats().since(self._before)
         try:
-            if torch.cuda.is_available():
+            if _has_cuda():
                 torch.cuda.synchronize()  # so that the last step's kernels have run when the recording ends
                 torch.cuda.profiler.stop()  # type: ignore[no-untyped-call]
         finally:
@@ -307,7 +307,7 @@ class Window:
             _warn("torch.profiler is running already, so no trace is written; leave trace out, or that profiler", 6)
             return
         activities = [torch.profiler.ProfilerActivity.CPU]
-        if torch.cuda.is_available():
+        if _has_cuda():
             activities.append(torch.profiler.ProfilerActivity.CUDA)
         self.profile = torch.profiler.profile(activities=activities)
         self.profile.start()
@@ -423,3 +423,7 @@ def _of_rank(path: Path) -> Path:
         stem, dot, suffix = path.name.partition(".")
         return path.with_name(f"{stem}.rank{rank}{dot}{suffix}")
     return path
+
+
+def _has_cuda() -> bool:
+    return torch.cuda.is_available()

@@ -245,9 +245,7 @@ def figures(seen: NDArray[np.float64], whole: NDArray[np.float64], usual: NDArra
 def lay_out(files: Sequence[str], folder: Path) -> int:
     """Link files into an ImageFolder, each under its own label; return how many.
 
-    At most :data:`IMAGES`.
-
-    They fill whole batches of :func:`batch_size`.
+    At most :data:`IMAGES`, which fill whole batches of :func:`batch_size`.
     """
     count = min(IMAGES, len(files))
     count -= count % batch_size(count)

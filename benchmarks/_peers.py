@@ -63,9 +63,7 @@ class Gathering:
     ) -> tuple[dict[str, Any], bool]:
         """Ask; return the record and whether every available contender succeeded.
 
-        Args:
-            question: The question.
-            keep: Function that gets the record so far after each point, so that a run that is cut off keeps its points.
+        ``keep`` gets the record so far after each point, so that a run that is cut off keeps its points.
         """
         setup = question.setup
         self.team.restart_failed()
@@ -99,13 +97,7 @@ class Gathering:
 
 @contextlib.contextmanager
 def gathered(setup: Setup, recipes: Sequence[str] = (), deadline: float | None = None) -> Iterator[Gathering]:
-    """Start the contenders, cache the data set, and check every contender's output.
-
-    Args:
-        setup: Contenders and data.
-        recipes: Recipes whose output is checked; the setup's if none.
-        deadline: See :class:`Gathering`.
-    """
+    """Start the contenders, cache the data set, and check outputs by ``recipes`` or the setup's."""
     folder, described = prepared(setup.data, quick=setup.quick)
     with Team(setup.names, setup.device, setup.interpreters) as team:
         for remote in team.all:
@@ -123,10 +115,7 @@ def gathered(setup: Setup, recipes: Sequence[str] = (), deadline: float | None =
 
 
 def prepared(data: Path | None, *, quick: bool) -> tuple[str, dict[str, Any]]:
-    """Return the data set's folder and description, after caching its files.
-
-    ``None`` for ``data`` means photographs.
-    """
+    """Cache a data set's files (``None``: photographs); return its folder and description."""
     dataset, described = open_images(data, quick)
     pool = image_pool(dataset)
     files = [dataset.samples[index][0] for index in pool]

@@ -77,13 +77,7 @@ class Asked:
 
 
 class Comparison:
-    """The loaders of one transform, and the differences that were seen.
-
-    Args:
-        name: Name of the transform.
-        folder: Folder with the files.
-        asked: Sizes of the comparison.
-    """
+    """The loaders of one transform over a folder of files, and the differences that were seen."""
 
     def __init__(self, name: str, folder: Path, asked: Asked) -> None:
         self.name = name

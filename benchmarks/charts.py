@@ -51,11 +51,7 @@ class Panel:
 def chart(heading: str, name: str, kind: str, record: dict[str, Any]) -> str:
     """Draw a record's columns as bars, with the repeats' range; mark peers that are ahead.
 
-    Args:
-        heading: Heading of the chart's section.
-        name: Name of the record.
-        kind: Name of its table; empty for that of its benchmark.
-        record: The record.
+    ``heading`` is that of the chart's section; ``kind`` names the table, empty for that of the record's benchmark.
     """
     every = {one.title.partition("<br>")[0]: one for one in COLUMNS[kind or record["benchmark"]](record)}
     columns = [every[title] for title in DRAWN.get(name, ()) if title in every] or list(every.values())

@@ -149,10 +149,7 @@ class Crops:
         return index
 
     def core_in_flight(self, pool: _core.Pool, images: int, batch_size: int = 256, ahead: int = 3) -> None:
-        """Run the core on at least ``images`` images, several batches in flight.
-
-        As the native engine does.
-        """
+        """Run several batches in flight, as the native engine does, of at least ``images`` images."""
         paths = (self.paths * -(-batch_size // len(self.paths)))[:batch_size]
         while len(self._outs) <= ahead:
             self._outs.append(np.zeros((batch_size, SIDE, SIDE, 3), np.uint8))

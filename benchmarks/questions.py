@@ -70,10 +70,8 @@ def by_threads(
 ) -> Callable[[argparse.Namespace, Setup], Question]:
     """Return what makes a question that depends on the number of threads.
 
-    Args:
-        name: Name of the benchmark; of its ``THREADS``, those that are more than the usable cores are left out.
-        measure: Function that measures every contender at one number of threads; returns figures by contender.
-        describe: Function that says one contender's figures in words.
+    Of the benchmark's ``THREADS``, those that are more than the usable cores are left out. ``measure`` returns figures
+    by contender, ``describe`` says one contender's in words.
     """
 
     def question(args: argparse.Namespace, setup: Setup) -> Question:
@@ -158,12 +156,7 @@ def _point(gathering: Gathering, setup: Setup, threads: int, known: dict[str, An
 def training(gathering: Gathering, setup: Setup, model: str, threads: int, steps: int) -> dict[str, Any]:
     """Train with every contender, and the ceiling, one model at one number of threads.
 
-    Args:
-        gathering: The contenders.
-        setup: Number and length of their turns.
-        model: Model to train.
-        threads: Threads of each contender.
-        steps: Largest number of steps of a turn; fewer, by the contender's speed, if a point's time is limited.
+    A turn has ``steps`` steps; fewer, by the contender's speed, if a point's time is limited.
     """
     deadline, seconds = setup.deadline(), setup.turn_seconds(len(gathering.present(setup)))
     team = gathering.team
@@ -266,11 +259,7 @@ class _Parser(argparse.ArgumentParser):
 
 
 def parse(text: str, common: argparse.Namespace) -> Question:
-    """A question such as ``"train --models resnet50 --cores 6"``.
-
-    Args:
-        text: Name and options.
-        common: Options of the command, which hold where the question has none of its own.
+    """A question such as ``"train --models resnet50 --cores 6"``; else ``common`` options hold.
 
     Raises:
         UsageError: There is no such question or option.

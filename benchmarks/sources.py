@@ -233,12 +233,7 @@ ROWS: Final[dict[str, Row]] = {
 
 
 class Epochs:
-    """Reads epochs, and notes a core's seconds per image of each.
-
-    Args:
-        epochs: Iterator of epochs, each of batches of images and labels.
-        cpu_s: Function that returns a core's seconds so far.
-    """
+    """Reads epochs of images and labels, and notes a core's seconds per image of each."""
 
     def __init__(self, epochs: Iterator[Iterable[Any]], cpu_s: Callable[[], float]) -> None:
         self._epochs = epochs

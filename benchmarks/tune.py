@@ -203,12 +203,7 @@ def measure(
 
 
 def evaluate(spreads: Mapping[str, Spread], workers: Sequence[int]) -> dict[str, Any]:
-    """Compare ``"auto"`` with the fixed numbers.
-
-    Args:
-        spreads: Images/s by number, and of ``"auto"``.
-        workers: Numbers of workers of ``"auto"`` in its turns.
-    """
+    """Compare ``"auto"``, with its ``workers`` by turn, with the fixed numbers, by images/s."""
     numbers = {int(name): spread for name, spread in spreads.items() if name != "auto"}
     fastest = max(numbers, key=lambda count: numbers[count].median)
     enough = min(n for n, spread in numbers.items() if spread.median >= (1 - NOISE) * numbers[fastest].median)

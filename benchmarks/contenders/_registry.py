@@ -19,12 +19,9 @@ COMMON = ("torch", "torchvision", "numpy")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Tolerance:
-    """Largest allowed difference between a contender's pixels and those of torchvision with Pillow.
+    """Largest allowed difference between a contender's pixels and those of torchvision with Pillow."""
 
-    In steps of 1/255 before normalization.
-    """
-
-    mean: float  # largest mean difference of all values
+    mean: float  # largest mean difference of all values, in steps of 1/255 before normalization
     why: str  # cause of the difference
 
 

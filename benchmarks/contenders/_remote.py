@@ -46,11 +46,6 @@ class Interpreters:
 class Remote:
     """One contender in its own process group, so that its workers stop with it.
 
-    Args:
-        name: Name in the registry.
-        device: Device of its batches.
-        interpreters: Interpreter and packages.
-
     Attributes:
         missing: Reason why it cannot take part at all.
         failed: Reason why it takes no further part in this question.
@@ -235,13 +230,7 @@ def _end_group(process: subprocess.Popen[bytes]) -> None:
 
 
 class Team:
-    """The contenders of one benchmark, each in its own process; a context manager.
-
-    Args:
-        names: Names in the registry.
-        device: Device of the batches.
-        interpreters: Interpreters and packages.
-    """
+    """The contenders of one benchmark, each in its own process; a context manager."""
 
     def __init__(self, names: Sequence[str], device: str, interpreters: Interpreters) -> None:
         self.device = device

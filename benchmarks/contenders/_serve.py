@@ -34,11 +34,7 @@ from fastload.memory.arena import Arena
 
 
 class Server:
-    """One contender.
-
-    Args:
-        name: In the registry.
-    """
+    """One contender, by its name in the registry."""
 
     def __init__(self, name: str) -> None:
         self._contender = CONTENDERS[name]

@@ -156,10 +156,7 @@ def time_steps(
     warm: int,
     move: Callable[[Tensor, Tensor], Batch] | None = None,
 ) -> StepTimes:
-    """Time ``count`` steps after ``warm`` others, at least one; see :func:`run_steps`.
-
-    Blocks until all have ended.
-    """
+    """Time ``count`` steps after ``warm`` others, at least one. Blocks; see :func:`run_steps`."""
     before = run_steps(batches, step, clock, max(1, warm), move=move)[-1][-1]
     marks = run_steps(batches, step, clock, count, move=move)
     clock.finish()

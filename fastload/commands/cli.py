@@ -107,10 +107,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def dispatch(prog: str, table: Table, argv: Sequence[str] | None = None, description: str | None = None) -> int:
-    """Run the command of ``table`` that ``argv`` names and return the exit code.
-
-    ``argv`` defaults to this process's arguments.
-    """
+    """Run the command that ``argv`` (default: this process's) names; return the exit code."""
     try:
         code = _dispatch(prog, table, list(sys.argv[1:] if argv is None else argv), description)
         sys.stdout.flush()

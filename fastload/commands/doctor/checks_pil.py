@@ -101,10 +101,7 @@ def _median_s(work: Callable[[], object], repeats: int = 5, seconds: float = 0.0
 
 
 def _photograph_like_jpeg() -> bytes:
-    """A JPEG with a photograph's bytes per pixel, from a fixed seed.
-
-    53 KB for 500 x 400 at quality 90.
-    """
+    """A JPEG with a photograph's bytes per pixel: 53 KB for 500 x 400 at quality 90."""
     import numpy as np
     from PIL import Image
 

@@ -59,10 +59,7 @@ def make_report(
 
 
 def plain_console() -> Console:
-    """A console as wide as the terminal, or as its rows in a pipe.
-
-    Prints names without interpreting markup.
-    """
+    """A console without markup, as wide as the terminal, or as its rows in a pipe."""
     from rich.console import Console
 
     width = shutil.get_terminal_size((_PIPED, 40)).columns

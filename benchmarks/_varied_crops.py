@@ -77,7 +77,7 @@ class Asked:
 
 
 class Comparison:
-    """The loaders of one transform over a folder of files, and the differences that were seen."""
+    """The loaders of one transform of a folder's files, and the differences seen."""
 
     def __init__(self, name: str, folder: Path, asked: Asked) -> None:
         self.name = name

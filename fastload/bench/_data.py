@@ -98,13 +98,9 @@ def open_images(folder: Path | None, quick: bool) -> tuple[ImageFolder, dict[str
 
 
 def check_shared_memory(workers: int, batch_size: int) -> None:
-    """Check that workers' batches fit into shared memory.
+    """Check that workers' batches fit into shared memory; without, they are killed.
 
-    A worker that runs out of it is killed.
-
-    Args:
-        workers: Worker processes, each with torch's default of two batches ahead.
-        batch_size: Images of 3x224x224 float32 per batch.
+    Each worker has torch's default of two batches ahead, of 3x224x224 float32.
 
     Raises:
         UsageError: They do not.
@@ -153,12 +149,7 @@ def image_pool(dataset: ImageFolder) -> list[int]:
 class EndlessDraws(Sampler[int]):
     """Draw ``count`` indices from ``pool``, reshuffled each time it is used up.
 
-    No epoch ends while the clock runs.
-
-    Args:
-        pool: What to draw from, at least one index.
-        count: How many draws.
-        seed: Same seed, same draws.
+    No epoch ends while the clock runs. The pool has at least one index; the same seed gives the same draws.
     """
 
     def __init__(self, pool: Sequence[int], count: int, seed: int = 0) -> None:

@@ -108,12 +108,7 @@ def rungs(cores: int) -> tuple[Rung, ...]:
 class StepFeed:
     """The batches of one rung: a running loader, and how batches reach the device.
 
-    Args:
-        rung: The rung.
-        dataset: Dataset of the loader; unused by the ceiling.
-        pool: Indices to draw from.
-        batch_size: Images per batch; there is no last batch.
-        device: Device that batches are copied to; ``None`` leaves them where the loader puts them.
+    There is no last batch. ``None`` for the device leaves batches where the loader puts them.
     """
 
     def __init__(
@@ -147,9 +142,7 @@ class StepFeed:
         return images.contiguous(memory_format=torch.channels_last) if self._rung.channels_last else images
 
     def settle(self) -> None:
-        """Take the batches that are ready, and wait for slots.
-
-        The loader then runs in steady state.
+        """Take ready batches, and wait for slots, until the loader runs in steady state.
 
         Workers that are nearly as fast as training would otherwise live on their prefetched batches for a whole turn.
         Slots are made while the first batches come.
@@ -220,16 +213,8 @@ def measure(
     """Measure one rung once, in steady state.
 
     A turn is a multiple of the workers, which finish batches together: with one burst of batches more or less than the
-    next it would say nothing.
-
-    Args:
-        rung: The rung.
-        feed: Its batches.
-        train: The training step; ``None`` runs the loader alone.
-        clock: Clock of the device.
-        batch_size: Images per step.
-        steps: Least number of steps.
-        trace: :func:`fastload.bench._trace.record_activity`, or ``None`` for no record.
+    next it would say nothing. It has at least ``steps`` steps. ``None`` for ``train`` runs the loader alone; ``trace``
+    records the GPU's activity of a function, after another that warms up.
     """
     steps = whole_bursts(steps, max(1, rung.workers))
 

@@ -126,12 +126,7 @@ def run_steps(
 ) -> list[tuple[Any, Any, Any]]:
     """Run ``count`` steps; waits for nothing but the batches.
 
-    Args:
-        batches: Iterator that ``next()`` is called on, once per step.
-        step: Function that trains on a batch.
-        clock: Clock that makes the marks.
-        count: Steps to run.
-        move: Function that brings a batch to the device, on the current stream; ``None`` if it is there.
+    ``move`` brings a batch to the device, on the current stream; ``None`` if it is there.
 
     Returns:
         The clock's marks of each step: the batch has arrived, it is on the device, the step has ended.

@@ -48,12 +48,6 @@ def profiled(
     Starting the profiler takes time in which loaders run ahead, so ``warm_up`` runs under it before the record begins.
     The record lies between two synchronizations.
 
-    Args:
-        advance: Function that does the work.
-        warm_up: Function that uses up what a loader can hold.
-        synchronize: Function that waits for the device.
-        activities: Kinds of events to record.
-
     Returns:
         The events of a Chrome trace (in microseconds), and the seconds of the record.
     """

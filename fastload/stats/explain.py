@@ -33,10 +33,8 @@ class LoaderLog:
     """Records each loader when it is iterated and reports at exit.
 
     A forked child starts with an empty log. Loaders are held weakly and their plans as text. A loader that was never
-    iterated is not reported: naming its device could start the driver, which breaks a later fork.
-
-    Args:
-        users_of: Called at exit; returns the modules that hold the patched ``DataLoader``.
+    iterated is not reported: naming its device could start the driver, which breaks a later fork. ``users_of`` returns,
+    at exit, the modules that hold the patched ``DataLoader``.
     """
 
     def __init__(self, users_of: Callable[[], Sequence[str]]) -> None:

@@ -30,10 +30,7 @@ SAMPLER_AFTER_S: Final = 0.15  # seconds of fetching before the stack sampler st
 class WorkerCounters:
     """Writes one worker's column of a :class:`SharedCounters`; used in the worker.
 
-    Args:
-        shared: Shared with the training process.
-        worker: The column's number.
-        whole_process: Whether to count the processor time of all threads, as in a worker process.
+    ``whole_process`` counts the processor time of all threads, as in a worker process.
     """
 
     __slots__ = (

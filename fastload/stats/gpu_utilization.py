@@ -20,10 +20,7 @@ but always the same part of a long one, such as the moment before a batch is cop
 class Utilization:
     """Reads a GPU's utilization at most once a second. For one thread at a time.
 
-    Failures are silent: no nvidia-ml-py, no driver, a partitioned GPU.
-
-    Args:
-        device: With an index.
+    The device has an index. Failures are silent: no nvidia-ml-py, no driver, a partitioned GPU.
     """
 
     def __init__(self, device: torch.device) -> None:
@@ -40,10 +37,8 @@ class Utilization:
     def look(self, between_s: float) -> tuple[int, float]:
         """Return the number of new samples and the sum of their busy shares.
 
-        May take a millisecond once a second, and longer the first time in a process.
-
-        Args:
-            between_s: Seconds from batch to batch.
+        May take a millisecond once a second, and longer the first time in a process. ``between_s`` are the seconds from
+        batch to batch.
         """
         now = time.monotonic()
         if self._is_blind or now < self._due:

@@ -258,9 +258,7 @@ class NextData:
 def counters_for(loader: Any, before: Totals) -> SharedCounters:
     """Create the shared counters for one iterator of ``loader``.
 
-    Args:
-        loader: The loader.
-        before: Counts over all its epochs. Stacks that have been sampled for a second or two are not any more.
+    By the counts ``before``, stacks that have been sampled for a second or two are not any more.
     """
     workers = loader.num_workers
     sampled = before["made:samples"] < SAMPLES * max(1, workers)

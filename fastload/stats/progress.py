@@ -68,7 +68,7 @@ def _bar(loader: Iterable[T], tqdm: Any, options: dict[str, Any]) -> Iterator[T]
 
 @contextlib.contextmanager
 def terminal_bar(total: int | None, desc: str) -> Iterator[Callable[[], object]]:
-    """Show a bar with tqdm if stderr is a terminal; yields the function that advances it."""
+    """Show tqdm's bar if stderr is a terminal; yields the function that advances it."""
     if importlib.util.find_spec("tqdm") is None or not sys.stderr.isatty():
         yield lambda: None
         return

@@ -347,19 +347,12 @@ def make_stats(
     gpu_decode_bytes: int = 0,
     stack_totals: Mapping[str, float] | None = None,
 ) -> Stats:
-    """Make :class:`Stats` from counts.
+    """Make :class:`Stats`, which explains arguments of the same name, from counts.
 
-    Args:
-        totals: From :class:`~fastload.stats.meter.Meter`, the transfers and the scheduler.
-        places: Where workers waited and computed.
-        missed: See :class:`Stats`.
-        workers: See :class:`Stats`.
-        slots: Their number, the bytes of each, and of all.
-        index: Its bytes, and the images that were decoded with it.
-        queues: See :class:`Stats`.
-        gpu_decode_bytes: See :class:`Stats`.
-        stack_totals: Counts whose stack samples are used if ``totals`` has none: workers are sampled for some seconds
-            only.
+    ``totals`` are from :class:`~fastload.stats.meter.Meter`, the transfers and the scheduler; ``places`` are where
+    workers waited and computed. ``slots`` are their number, the bytes of each, and of all; ``index`` is its bytes,
+    and the images that were decoded with it. ``stack_totals`` are counts whose stack samples are used if ``totals``
+    has none: workers are sampled for some seconds only.
     """
     now = queues or {}
     return Stats(
@@ -427,6 +420,6 @@ def _device(totals: Totals) -> DeviceTimes | None:
 
 
 def _figures(kind: type[Any], totals: Totals, of_field: Mapping[str, str]) -> dict[str, Any]:
-    """Fields of a dataclass from the sums of these names; whole numbers where they are declared so."""
+    """Fields of a dataclass from the sums of these names; whole where declared so."""
     whole = {each.name for each in fields(kind) if each.type == "int"}
     return {name: int(totals[key]) if name in whole else totals[key] for name, key in of_field.items()}

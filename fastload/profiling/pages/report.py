@@ -59,7 +59,7 @@ def make_report(
 
 
 def plain_console() -> Console:
-    """A console without markup, as wide as the terminal, or as its rows in a pipe."""
+    """A console without markup, as wide as the terminal or, piped, as its rows."""
     from rich.console import Console
 
     width = shutil.get_terminal_size((_PIPED, 40)).columns

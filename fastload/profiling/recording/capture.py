@@ -175,14 +175,8 @@ class CaptureIterator(Generic[T]):
 class Window:
     """Counts batches, opens the window, marks steps, closes it.
 
-    Independent of the loader, and valid in one process only.
-
-    Args:
-        warmup: Batches before it.
-        steps: Batches in it.
-        afterwards: What the loop does when it is over.
-        trace: File for torch.profiler's trace.
-        may_open: Called once before opening; if it returns false, the window never opens.
+    Independent of the loader, and valid in one process only. It never opens if ``may_open``, called once before,
+    returns false.
     """
 
     _open: Window | None = None  # one at a time: the profiler is per process

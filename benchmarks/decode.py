@@ -305,10 +305,7 @@ def ratios(seconds: dict[str, Spread]) -> dict[str, Any]:
 
 
 def measure_one_core(crops: Crops, repeats: int, *, fast: bool) -> dict[str, Any]:
-    """Measure the core beside the others, all on one processor core.
-
-    With large photos also with ``fast=True``, with others also beside DALI.
-    """
+    """Measure the core and others on one processor core: with ``fast=True``, or beside DALI."""
     count = len(crops.paths)
     batch_size = min(64, count)
     with on_cores(1), core_pool(1) as pool:

@@ -169,11 +169,10 @@ def _number_of(twin: Any, sizing: Any) -> int:
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the options of ``fastload tune``."""
     add_factory_argument(parser)
-    parser.add_argument("--seconds", type=positive, default=2.0, help="length of each look (default: %(default)s)")
-    parser.add_argument(
-        "--max-workers", type=at_least(1), help="choose no more (default: the cores that there are for them)"
-    )
-    parser.add_argument("--json", action="store_true", help="print every figure for programs")
+    add = parser.add_argument
+    add("--seconds", type=positive, default=2.0, help="length of each look (default: %(default)s)")
+    add("--max-workers", type=at_least(1), help="choose no more (default: the cores that there are for them)")
+    add("--json", action="store_true", help="print every figure for programs")
 
 
 def main(args: argparse.Namespace) -> int:

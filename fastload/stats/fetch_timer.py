@@ -57,7 +57,7 @@ class WorkerCounters:
         self._waits: dict[str, float] = {}
         self._computes: dict[str, float] = {}
         sampled = shared.sampled and hasattr(time, "pthread_getcpuclockid")
-        self._sampler = StackSampler(self._is_fetching, self._record) if sampled else None
+        self._sampler = StackSampler(lambda: self.is_fetching, self._record) if sampled else None
 
     def begin(self, *, closely: bool = False) -> None:
         """Record that a fetch begins, which is divided if ``closely``, and otherwise now and then."""
@@ -98,8 +98,11 @@ class WorkerCounters:
             shared.note(batch, self.images, self.began, split, now)
         shared.add(worker, _BATCHES, 1)
         self._fetched_s += took
-        if self._sampler is not None and self._fetched_s > SAMPLER_AFTER_S:
-            self._sample_stack()
+        if (sampler := self._sampler) is not None and self._fetched_s > SAMPLER_AFTER_S:
+            if sampler.is_done:
+                self.close()
+            else:
+                sampler.start()
 
     @property
     def is_quick(self) -> bool:
@@ -130,17 +133,6 @@ class WorkerCounters:
         except (OSError, IndexError, ValueError):
             self._queue = -1
             return 0.0
-
-    def _sample_stack(self) -> None:
-        sampler = self._sampler
-        if sampler is not None:
-            if sampler.is_done:
-                self.close()
-            else:
-                sampler.start()
-
-    def _is_fetching(self) -> bool:
-        return self.is_fetching
 
     def _record(self, computed_s: float, waited_s: float, in_codec: bool, place: str) -> None:
         self._shared.add(self._worker, _SAMPLES, 1)

@@ -162,19 +162,12 @@ def write_expected(job: Job, path: Path) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Likeness:
-    """Figures of torchvision's crops of some images.
+    """Figures of torchvision's crops of some images."""
 
-    Attributes:
-        whole: Traits of the whole images, ``(N, 9)``.
-        usual: Mean traits of torchvision's crops of each image, ``(N, 9)``.
-        expected: Figures of torchvision's crops, by name.
-        allowed: Largest difference of others' figures from them.
-    """
-
-    whole: NDArray[np.float64]
-    usual: NDArray[np.float64]
-    expected: Mapping[str, Any]
-    allowed: Mapping[str, float]
+    whole: NDArray[np.float64]  # traits of the whole images, (N, 9)
+    usual: NDArray[np.float64]  # mean traits of torchvision's crops of each image, (N, 9)
+    expected: Mapping[str, Any]  # figures of torchvision's crops, by name
+    allowed: Mapping[str, float]  # largest difference of others' figures from them
 
     @classmethod
     def of(cls, job: Job) -> Likeness:
@@ -252,9 +245,7 @@ def figures(seen: NDArray[np.float64], whole: NDArray[np.float64], usual: NDArra
 def lay_out(files: Sequence[str], folder: Path) -> int:
     """Link files into an ImageFolder, each under its own label; return how many.
 
-    At most :data:`IMAGES`.
-
-    They fill whole batches of :func:`batch_size`.
+    At most :data:`IMAGES`, which fill whole batches of :func:`batch_size`.
     """
     count = min(IMAGES, len(files))
     count -= count % batch_size(count)

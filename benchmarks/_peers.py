@@ -30,40 +30,25 @@ Points = Generator[dict[str, Any], None, None]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Question:
-    """One benchmark of all contenders.
-
-    Attributes:
-        name: Name of the benchmark.
-        setup: Contenders, and the length of their turns.
-        parameters: Parameters of its own, for the record.
-        measure: Function that yields the points as they are measured.
-    """
+    """One benchmark of all contenders."""
 
     name: str
-    setup: Setup
-    parameters: Mapping[str, Any]
-    measure: Callable[[Gathering], Points]
+    setup: Setup  # contenders, and the length of their turns
+    parameters: Mapping[str, Any]  # parameters of its own, for the record
+    measure: Callable[[Gathering], Points]  # function that yields the points as they are measured
 
 
 @dataclass(frozen=True, slots=True)
 class Gathering:
-    """Contenders whose outputs have been checked.
+    """Contenders whose outputs have been checked."""
 
-    Attributes:
-        team: Their processes.
-        folder: Folder of the data set.
-        described: Description of the data set, for the record.
-        checked: Result of the check of each contender's output, by recipe and name.
-        environment: Machine and software, for the record.
-        deadline: Time (``time.monotonic``) after which no point begins; ``None``: never.
-    """
-
-    team: Team
-    folder: str
-    described: Mapping[str, Any]
+    team: Team  # their processes
+    folder: str  # folder of the data set
+    described: Mapping[str, Any]  # description of the data set, for the record
+    # result of the check of each contender's output, by recipe and name
     checked: Mapping[str, Mapping[str, Mapping[str, Any]]]
-    environment: Mapping[str, Any]
-    deadline: float | None = None
+    environment: Mapping[str, Any]  # machine and software, for the record
+    deadline: float | None = None  # time (time.monotonic) after which no point begins; None: never
 
     def late(self) -> bool:
         """Whether time is up."""
@@ -78,9 +63,7 @@ class Gathering:
     ) -> tuple[dict[str, Any], bool]:
         """Ask; return the record and whether every available contender succeeded.
 
-        Args:
-            question: The question.
-            keep: Function that gets the record so far after each point, so that a run that is cut off keeps its points.
+        ``keep`` gets the record so far after each point, so that a run that is cut off keeps its points.
         """
         setup = question.setup
         self.team.restart_failed()
@@ -114,13 +97,7 @@ class Gathering:
 
 @contextlib.contextmanager
 def gathered(setup: Setup, recipes: Sequence[str] = (), deadline: float | None = None) -> Iterator[Gathering]:
-    """Start the contenders, cache the data set, and check every contender's output.
-
-    Args:
-        setup: Contenders and data.
-        recipes: Recipes whose output is checked; the setup's if none.
-        deadline: See :class:`Gathering`.
-    """
+    """Start the contenders, cache the data set, and check outputs by ``recipes`` or the setup's."""
     folder, described = prepared(setup.data, quick=setup.quick)
     with Team(setup.names, setup.device, setup.interpreters) as team:
         for remote in team.all:
@@ -138,10 +115,7 @@ def gathered(setup: Setup, recipes: Sequence[str] = (), deadline: float | None =
 
 
 def prepared(data: Path | None, *, quick: bool) -> tuple[str, dict[str, Any]]:
-    """Return the data set's folder and description, after caching its files.
-
-    ``None`` for ``data`` means photographs.
-    """
+    """Cache a data set's files (``None``: photographs); return its folder and description."""
     dataset, described = open_images(data, quick)
     pool = image_pool(dataset)
     files = [dataset.samples[index][0] for index in pool]

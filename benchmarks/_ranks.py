@@ -35,12 +35,7 @@ EPOCH_IMAGES = 1 << 19  # of each process: no epoch ends while a clock runs
 
 
 class Rank:
-    """This process: the model, and a loader of each kind.
-
-    Args:
-        plan: Its work, as :class:`benchmarks.multigpu.RankRun` has it.
-        device: Its device.
-    """
+    """This process: the model, and a loader of each kind; ``plan`` is :class:`RankRun`'s."""
 
     def __init__(self, plan: SimpleNamespace, device: torch.device) -> None:
         self._plan = plan

@@ -29,21 +29,13 @@ _CLIP: Final = ((0.48145466, 0.4578275, 0.40821073), (0.26862954, 0.26130258, 0.
 
 @dataclass(frozen=True, slots=True)
 class Source:
-    """Data that recipes load.
+    """Data that recipes load."""
 
-    Attributes:
-        folder: Folder with one folder of JPEG files per class.
-        images: Number of samples in an epoch.
-        scratch: Folder for files of a recipe's own.
-        batch_size: Samples per batch.
-        shards: Number of tar files, at least as many as workers.
-    """
-
-    folder: Path
-    images: int
-    scratch: Path
-    batch_size: int
-    shards: int = 4
+    folder: Path  # folder with one folder of JPEG files per class
+    images: int  # number of samples in an epoch
+    scratch: Path  # folder for files of a recipe's own
+    batch_size: int  # samples per batch
+    shards: int = 4  # number of tar files, at least as many as workers
 
     @property
     def samples(self) -> list[tuple[str, int]]:
@@ -64,21 +56,14 @@ class Source:
 
 @dataclass(frozen=True, slots=True)
 class TrainingRecipe:
-    """A row of the table.
+    """A row of the table."""
 
-    Attributes:
-        name: Project, and the model that it trains.
-        what: Transforms, in short.
-        arguments: Function that makes the arguments of ``DataLoader``, beside ``num_workers`` and the like.
-        needs: Optional package that it needs.
-        exact: Whether FastLoader has to give the same bits.
-    """
-
-    name: str
-    what: str
+    name: str  # project, and the model that it trains
+    what: str  # transforms, in short
+    # function that makes the arguments of DataLoader, beside num_workers and the like
     arguments: Callable[[Source], dict[str, Any]]
-    needs: str | None = None
-    exact: bool = True
+    needs: str | None = None  # optional package that it needs
+    exact: bool = True  # whether FastLoader has to give the same bits
 
 
 def _tensor(mean: Any = MEAN, std: Any = STD) -> list[Any]:

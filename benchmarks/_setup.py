@@ -17,8 +17,7 @@ if TYPE_CHECKING:
 
     from benchmarks.contenders._job import Job
 
-QUICK_NAMES = ("torch-pinned", "fastload")
-"""Contenders of a quick run, unless some are named."""
+QUICK_NAMES = ("torch-pinned", "fastload")  # contenders of a quick run, unless some are named
 
 
 def _device() -> str:
@@ -29,30 +28,18 @@ def _device() -> str:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Setup:
-    """Contenders, and the length of their turns.
+    """Contenders, and the length of their turns."""
 
-    Attributes:
-        data: Folder of an ImageFolder; ``None`` writes photographs.
-        names: Contenders.
-        interpreters: Interpreters and packages.
-        repeats: Turns of each contender.
-        seconds: Length of a turn, about.
-        batch_size: Images per batch.
-        quick: Whether everything is tiny, and the figures mean nothing.
-        device: Device of the batches.
-        recipe: One of :data:`~benchmarks.contenders._registry.RECIPES`.
-        row_seconds: Length of one point of a record, about, with the loaders' start; ``None``: as long as it takes.
-    """
-
-    data: Path | None = None
-    names: tuple[str, ...] = field(default_factory=lambda: tuple(loading()))
-    interpreters: Interpreters = field(default_factory=Interpreters)
-    repeats: int = 5
-    seconds: float = 2.0
-    batch_size: int = 256
-    quick: bool = False
-    device: str = field(default_factory=_device)
-    recipe: str = "crops"
+    data: Path | None = None  # folder of an ImageFolder; None writes photographs
+    names: tuple[str, ...] = field(default_factory=lambda: tuple(loading()))  # contenders
+    interpreters: Interpreters = field(default_factory=Interpreters)  # interpreters and packages
+    repeats: int = 5  # turns of each contender
+    seconds: float = 2.0  # length of a turn, about
+    batch_size: int = 256  # images per batch
+    quick: bool = False  # whether everything is tiny, and the figures mean nothing
+    device: str = field(default_factory=_device)  # device of the batches
+    recipe: str = "crops"  # one of RECIPES
+    # length of one point of a record, about, with the loaders' start; None: as long as it takes
     row_seconds: float | None = None
 
     def __post_init__(self) -> None:

@@ -60,27 +60,16 @@ def composed(name: str) -> transforms.Compose:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Asked:
-    """Sizes of the comparison.
+    """Sizes of the comparison."""
 
-    Attributes:
-        crops: Least number of crops.
-        files: Number of files that they are taken from.
-        pillow_crops: Least number of them that are compared with Pillow's.
-        batch_size: Crops per batch.
-        workers: Number of threads of each loader, and of torch's worker processes.
-        device: Device on which batches are compared; ``"cpu"``: only the threads' batches with Pillow's.
-        seed: Seed of files and draws.
-        deadline: Time (``time.monotonic``) at which the comparison ends; ``None``: when there are enough.
-    """
-
-    crops: int
-    files: int
-    pillow_crops: int
-    batch_size: int
-    workers: int
-    device: str
-    seed: int = 0
-    deadline: float | None = None
+    crops: int  # least number of crops
+    files: int  # number of files that they are taken from
+    pillow_crops: int  # least number of them that are compared with Pillow's
+    batch_size: int  # crops per batch
+    workers: int  # number of threads of each loader, and of torch's worker processes
+    device: str  # device on which batches are compared; "cpu": only the threads' batches with Pillow's
+    seed: int = 0  # seed of files and draws
+    deadline: float | None = None  # time (time.monotonic) at which the comparison ends; None: when there are enough
 
     def late(self) -> bool:
         """Whether time is up."""
@@ -88,13 +77,7 @@ class Asked:
 
 
 class Comparison:
-    """The loaders of one transform, and the differences that were seen.
-
-    Args:
-        name: Name of the transform.
-        folder: Folder with the files.
-        asked: Sizes of the comparison.
-    """
+    """The loaders of one transform of a folder's files, and the differences seen."""
 
     def __init__(self, name: str, folder: Path, asked: Asked) -> None:
         self.name = name
@@ -103,11 +86,8 @@ class Comparison:
         self._asked = asked
         self._dataset = ImageFolder(str(folder), composed(name))
         self._indices = list(range(len(self._dataset)))
-        self._common: dict[str, Any] = {
-            "batch_size": asked.batch_size,
-            "sampler": self._indices,
-            "num_workers": asked.workers,
-        }
+        self._common: dict[str, Any] = {"batch_size": asked.batch_size, "num_workers": asked.workers}
+        self._common["sampler"] = self._indices
         common = {"device": asked.device, "engine": "native", **self._common}
         self._loaders = {"cpu": FastLoader(self._dataset, decode="cpu", **common)}
         if asked.device != "cpu":

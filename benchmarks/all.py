@@ -23,25 +23,17 @@ from fastload.commands.bench import COMMANDS
 from fastload.measurement.console import console
 
 PEERS = "peers"
-WITHOUT_DATA = ("slots", "insight", "overhead", "state", "verdicts")
-"""Benchmarks that load no images of the user's."""
+WITHOUT_DATA = ("slots", "insight", "overhead", "state", "verdicts")  # benchmarks that load no images of the user's
 
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """A benchmark that has run.
-
-    Attributes:
-        name: Name of the benchmark.
-        code: Exit code.
-        seconds: Duration.
-        tail: Last lines of its output.
-    """
+    """A benchmark that has run."""
 
     name: str
-    code: int
-    seconds: float
-    tail: str
+    code: int  # exit code
+    seconds: float  # duration
+    tail: str  # last lines of its output
 
 
 def command(name: str, folder: Path, *, quick: bool, data: Path | None = None) -> list[str]:

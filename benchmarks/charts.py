@@ -28,23 +28,14 @@ DRAWN: Final = {
 
 @dataclass(frozen=True)
 class Bar:
-    """One contender.
-
-    Attributes:
-        name: Name of the contender.
-        value: Median of the repeats.
-        low: Smallest repeat; the median where there is one only.
-        high: Largest repeat.
-        text: Value with its unit.
-        kind: Colour: ``own``, ``peer`` or ``ceiling``.
-    """
+    """One contender."""
 
     name: str
-    value: float
-    low: float
-    high: float
-    text: str
-    kind: str
+    value: float  # median of the repeats
+    low: float  # smallest repeat; the median where there is one only
+    high: float  # largest repeat
+    text: str  # value with its unit
+    kind: str  # colour: own, peer or ceiling
 
 
 @dataclass(frozen=True)
@@ -58,11 +49,7 @@ class Panel:
 def chart(heading: str, name: str, kind: str, record: dict[str, Any]) -> str:
     """Draw a record's columns as bars, with the repeats' range; mark peers that are ahead.
 
-    Args:
-        heading: Heading of the chart's section.
-        name: Name of the record.
-        kind: Name of its table; empty for that of its benchmark.
-        record: The record.
+    ``heading`` is that of the chart's section; ``kind`` names the table, empty for that of the record's benchmark.
     """
     every = {one.title.partition("<br>")[0]: one for one in COLUMNS[kind or record["benchmark"]](record)}
     columns = [every[title] for title in DRAWN.get(name, ()) if title in every] or list(every.values())

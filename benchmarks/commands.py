@@ -23,11 +23,8 @@ ORDER: Final = (
 THREADS: Final = {"loaders": (1, 2, 4, 8, 16), "firstbatch": (8,), "cpu": (8,), "memory": (16,), "energy": (16,)}
 """Default numbers of threads of the questions that are asked by threads."""
 
-MODELS: Final = ("resnet50", "resnet18", VIT_S)
-"""Default models of ``train``."""
-
-GPU_PARTS: Final = ("kernels", "epochs", "step", "verify")
-"""Parts of ``gpudecode``."""
+MODELS: Final = ("resnet50", "resnet18", VIT_S)  # default models of `train`
+GPU_PARTS: Final = ("kernels", "epochs", "step", "verify")  # parts of `gpudecode`
 
 EDGES: Final = {256: 1000, 500: 1000, 1000: 500, 2000: 160, 4000: 64}
 """Long edges in pixels of ``scaling``, and the images of each: enough to be varied, few enough to be written soon."""

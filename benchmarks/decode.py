@@ -149,10 +149,7 @@ class Crops:
         return index
 
     def core_in_flight(self, pool: _core.Pool, images: int, batch_size: int = 256, ahead: int = 3) -> None:
-        """Run the core on at least ``images`` images, several batches in flight.
-
-        As the native engine does.
-        """
+        """Run several batches in flight, as the native engine does, of at least ``images`` images."""
         paths = (self.paths * -(-batch_size // len(self.paths)))[:batch_size]
         while len(self._outs) <= ahead:
             self._outs.append(np.zeros((batch_size, SIDE, SIDE, 3), np.uint8))
@@ -308,10 +305,7 @@ def ratios(seconds: dict[str, Spread]) -> dict[str, Any]:
 
 
 def measure_one_core(crops: Crops, repeats: int, *, fast: bool) -> dict[str, Any]:
-    """Measure the core beside the others, all on one processor core.
-
-    With large photos also with ``fast=True``, with others also beside DALI.
-    """
+    """Measure the core and others on one processor core: with ``fast=True``, or beside DALI."""
     count = len(crops.paths)
     batch_size = min(64, count)
     with on_cores(1), core_pool(1) as pool:

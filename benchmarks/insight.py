@@ -18,6 +18,7 @@ import math
 import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from functools import partial
 from typing import Any, Final
 from unittest import mock
 
@@ -43,9 +44,7 @@ from fastload.workers import worker
 LIMITS_NS: Final[Mapping[str, float]] = {"annotate_modules": 2000}
 """Largest figures that are wanted; the others are for information."""
 
-LOST_MAX: Final = 0.005
-"""Largest share of the throughput that is wanted for statistics, and for NVTX without a tool."""
-
+LOST_MAX: Final = 0.005  # largest share of the throughput that is wanted for statistics, and for NVTX without a tool
 _MODULES = 200
 _LAPS = 20
 _BATCHES = 500
@@ -61,11 +60,9 @@ def cost_of_modules(repeats: int) -> dict[str, Spread]:
     with annotate_modules(hooked):
         hook_while_profiling(True)
         with annotate_modules(annotated):
-            figures = _differences(
-                {"bare": _calls(bare), "annotate_modules": _calls(annotated), "its hooks, idle": _calls(hooked)},
-                repeats,
-                _LAPS * (_MODULES + 1),
-            )
+            models = {"bare": bare, "annotate_modules": annotated, "its hooks, idle": hooked}
+            contenders = {name: partial(_run, model) for name, model in models.items()}
+            figures = _differences(contenders, repeats, _LAPS * (_MODULES + 1))
         hook_while_profiling(False)
     return figures
 
@@ -84,15 +81,13 @@ def cost_of_functions(repeats: int) -> dict[str, Spread]:
     """A call of an annotated function, beside a bare one."""
     calls = _LAPS * _MODULES
 
-    def loop(function: Callable[[int], int]) -> Callable[[], object]:
-        def run() -> None:
-            for number in range(calls):
-                function(number)
-
-        return run
+    def loop(function: Callable[[int], int]) -> None:
+        for number in range(calls):
+            function(number)
 
     with annotate(_Called, "annotated"):
-        return _differences({"bare": loop(_Called.bare), "annotate": loop(_Called.annotated)}, repeats, calls)
+        contenders = {"bare": partial(loop, _Called.bare), "annotate": partial(loop, _Called.annotated)}
+        return _differences(contenders, repeats, calls)
 
 
 def cost_of_stages(repeats: int) -> dict[str, Spread]:
@@ -115,15 +110,12 @@ def cost_of_capture(repeats: int) -> dict[str, Spread]:
     """A batch outside the window of ``capture``, beside one without it."""
     source = range(_LAPS * _MODULES)
 
-    def drain(batches: Iterable[int]) -> Callable[[], object]:
-        def run() -> None:
-            for _ in batches:
-                pass
-
-        return run
+    def drain(batches: Iterable[int]) -> None:
+        for _ in batches:
+            pass
 
     captured = capture(source, warmup=10**12, steps=1)
-    return _differences({"bare": drain(source), "capture": drain(captured)}, repeats, len(source))
+    return _differences({"bare": partial(drain, source), "capture": partial(drain, captured)}, repeats, len(source))
 
 
 def cost_of_statistics(repeats: int) -> dict[str, Spread]:
@@ -141,36 +133,27 @@ QUESTIONS: Final[Mapping[str, Callable[[int], dict[str, Spread]]]] = {
 }
 
 
-def _calls(model: nn.Module) -> Callable[[], object]:
+def _run(model: nn.Module) -> None:
     nothing = torch.zeros(1)
-
-    def run() -> None:
-        for _ in range(_LAPS):
-            model(nothing)
-
-    return run
+    for _ in range(_LAPS):
+        model(nothing)
 
 
-def _differences(
-    contenders: Mapping[str, Callable[[], object]], repeats: int, calls: int, bare: str = "bare"
-) -> dict[str, Spread]:
-    """Return each contender's extra processor nanoseconds per call over ``bare``, by round."""
+def _differences(contenders: Mapping[str, Callable[[], object]], repeats: int, calls: int) -> dict[str, Spread]:
+    """Return each contender's extra processor nanoseconds per call over ``"bare"``, by round."""
 
-    def timed(run: Callable[[], object]) -> Callable[[], float]:
-        def measure() -> float:
-            start = time.process_time_ns()  # all threads', and not that of others on the same cores
-            run()
-            return (time.process_time_ns() - start) / calls
-
-        return measure
+    def timed(run: Callable[[], object]) -> float:
+        start = time.process_time_ns()  # all threads', and not that of others on the same cores
+        run()
+        return (time.process_time_ns() - start) / calls
 
     for run in contenders.values():
         run()
-    spreads = interleave({name: timed(run) for name, run in contenders.items()}, repeats)
+    spreads = interleave({name: partial(timed, run) for name, run in contenders.items()}, repeats)
+    bare = spreads.pop("bare")
     return {
-        name: Spread.of([ours - plain for ours, plain in zip(spread.values, spreads[bare].values, strict=True)])
+        name: Spread.of([ours - plain for ours, plain in zip(spread.values, bare.values, strict=True)])
         for name, spread in spreads.items()
-        if name != bare
     }
 
 
@@ -231,7 +214,6 @@ def stats_of_a_batch(device: torch.device, batches: int) -> dict[str, Callable[[
 
 
 def _copied_when_asked_for(transfer: Any, *, ahead: int, **arguments: Any) -> CopyScheduler:
-    del ahead
     return CopyScheduler(transfer, ahead=0, **arguments)
 
 
@@ -259,9 +241,7 @@ class Compared:
 
     def run(self, seconds: float, repeats: int) -> dict[str, Any]:
         """Let both take turns."""
-        with contextlib.ExitStack() as opened:
-            off = opened.enter_context(self._opened(bare=True))
-            on = opened.enter_context(self._opened(bare=False))
+        with self._opened(bare=True) as off, self._opened(bare=False) as on:
             rates: dict[str, list[Rate]] = {"off": [], "on": []}
 
             def turn(name: str, feed: tuple[Iterator[Any], int, int]) -> float:

@@ -37,12 +37,7 @@ _PROBE_BYTES = 1 << 28
 
 
 class Sampled(Generic[T]):
-    """Samples of a quantity, taken by a thread while entered, and one at the end.
-
-    Args:
-        sample: Function that measures once.
-        interval_s: Seconds between two samples.
-    """
+    """Samples of a quantity, taken by a thread while entered, and one at the end."""
 
     def __init__(self, sample: Callable[[], T], interval_s: float) -> None:
         self._sample = sample

@@ -52,12 +52,9 @@ class RunFailedError(RuntimeError):
 
 
 class RankRun:
-    """One torchrun; its processes load their libraries and wait for the file ``go``.
+    """One torchrun; its processes load their libraries and wait for the file ``go`` in ``folder``.
 
-    Args:
-        processes: Number of processes.
-        plan: Their work: ``job``, ``model``, ``contenders``, and ``repeats`` and ``seconds`` of turns.
-        folder: Folder for messages between them and this process.
+    Their ``plan`` has ``job``, ``model``, ``contenders``, and ``repeats`` and ``seconds`` of turns.
     """
 
     def __init__(self, processes: int, plan: Mapping[str, Any], folder: Path) -> None:
@@ -122,9 +119,7 @@ class RankRun:
 def measure(plan_of: Mapping[int, Mapping[str, Any]], keep: Callable[[list[dict[str, Any]]], object]) -> None:
     """Measure with every number of processes; the runs begin together and measure one after another.
 
-    Args:
-        plan_of: Work by the number of processes.
-        keep: Function that gets the figures so far after each of them.
+    ``keep`` gets the figures so far after each of them.
     """
     points: list[dict[str, Any]] = []
     with tempfile.TemporaryDirectory(prefix="fastload-") as folder, contextlib.ExitStack() as stack:

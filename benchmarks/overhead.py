@@ -26,9 +26,7 @@ from fastload._compare import difference
 from fastload.measurement.console import console
 from fastload.measurement.record import environment, save
 
-STANDARD_ERRORS: Final = 2.1
-"""Half the width of a 95% interval of the mean of some 20 logarithms (Student's t)."""
-
+STANDARD_ERRORS: Final = 2.1  # half the width of a 95% interval of the mean of some 20 logarithms (Student's t)
 Pair = collections.namedtuple("Pair", ("image", "target"))
 
 

@@ -30,6 +30,7 @@ import shlex
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from operator import itemgetter
 from pathlib import Path
 from typing import Any, Final
 
@@ -69,10 +70,8 @@ def by_threads(
 ) -> Callable[[argparse.Namespace, Setup], Question]:
     """Return what makes a question that depends on the number of threads.
 
-    Args:
-        name: Name of the benchmark; of its ``THREADS``, those that are more than the usable cores are left out.
-        measure: Function that measures every contender at one number of threads; returns figures by contender.
-        describe: Function that says one contender's figures in words.
+    Of the benchmark's ``THREADS``, those that are more than the usable cores are left out. ``measure`` returns figures
+    by contender, ``describe`` says one contender's in words.
     """
 
     def question(args: argparse.Namespace, setup: Setup) -> Question:
@@ -103,13 +102,8 @@ def first_batch(gathering: Gathering, setup: Setup, threads: int) -> dict[str, A
     gathering.team.open(gathering.present(setup), job)
     gathering.team.close_feeds()
     answers = take_turns(gathering.present(setup), turn, setup.repeats)
-    return {
-        name: {
-            "first_batch_s": spread_of(turns, lambda a: a["first_batch_s"]),
-            "constructed_s": spread_of(turns, lambda a: a["constructed_s"]),
-        }
-        for name, turns in answers.items()
-    }
+    figures = ("first_batch_s", "constructed_s")
+    return {name: {key: spread_of(turns, itemgetter(key)) for key in figures} for name, turns in answers.items()}
 
 
 def describe_first_batch(result: Mapping[str, Any]) -> str:
@@ -162,12 +156,7 @@ def _point(gathering: Gathering, setup: Setup, threads: int, known: dict[str, An
 def training(gathering: Gathering, setup: Setup, model: str, threads: int, steps: int) -> dict[str, Any]:
     """Train with every contender, and the ceiling, one model at one number of threads.
 
-    Args:
-        gathering: The contenders.
-        setup: Number and length of their turns.
-        model: Model to train.
-        threads: Threads of each contender.
-        steps: Largest number of steps of a turn; fewer, by the contender's speed, if a point's time is limited.
+    A turn has ``steps`` steps; fewer, by the contender's speed, if a point's time is limited.
     """
     deadline, seconds = setup.deadline(), setup.turn_seconds(len(gathering.present(setup)))
     team = gathering.team
@@ -191,16 +180,16 @@ def training(gathering: Gathering, setup: Setup, model: str, threads: int, steps
     rates = {
         name: Spread.of([answer["images"] / answer["seconds"] for answer in turns]) for name, turns in answers.items()
     }
-    results = {}
-    for name, turns in answers.items():
-        results[name] = {
+    return {
+        name: {
             "images_per_s": rates[name].record(),
             "steps": counted[name],
-            "wait_share": spread_of(turns, lambda a: a["wait_share"]),
+            "wait_share": spread_of(turns, itemgetter("wait_share")),
             "main_thread_us_per_batch": spread_of(turns, lambda a: 1e6 * a["main_thread_s"] / a["batches"]),
             "share_of_ceiling": ratio(rates[name], rates[CEILING]).record() if CEILING in rates else None,
         }
-    return results
+        for name, turns in answers.items()
+    }
 
 
 def train(args: argparse.Namespace, setup: Setup) -> Question:
@@ -270,11 +259,7 @@ class _Parser(argparse.ArgumentParser):
 
 
 def parse(text: str, common: argparse.Namespace) -> Question:
-    """A question such as ``"train --models resnet50 --cores 6"``.
-
-    Args:
-        text: Name and options.
-        common: Options of the command, which hold where the question has none of its own.
+    """A question such as ``"train --models resnet50 --cores 6"``; else ``common`` options hold.
 
     Raises:
         UsageError: There is no such question or option.

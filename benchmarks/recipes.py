@@ -32,8 +32,7 @@ from fastload.measurement.console import console
 from fastload.measurement.record import environment, extent, ratio, save
 from fastload.plan import ON_LAZY_IMAGES, Plan
 
-FASTER: Final = 1.3
-"""Times torch's speed, to count a recipe as faster."""
+FASTER: Final = 1.3  # times torch's speed, to count a recipe as faster
 NATIVE: Final = "threads"
 AROUND: Final = "workers, native samples"
 LAZY: Final = "workers, lazy images"
@@ -52,13 +51,8 @@ def measure(recipe: TrainingRecipe, source: Source, workers: int, repeats: int) 
     if recipe.needs is not None and importlib.util.find_spec(recipe.needs) is None:
         return {**row, "skipped": f"{recipe.needs} is not installed"}
     on_gpu = torch.cuda.is_available()
-    given: dict[str, Any] = {
-        "batch_size": source.batch_size,
-        "num_workers": workers,
-        "pin_memory": on_gpu,
-        "persistent_workers": True,
-    }
-    given |= recipe.arguments(source)
+    given: dict[str, Any] = {"batch_size": source.batch_size, "num_workers": workers, "pin_memory": on_gpu}
+    given |= {"persistent_workers": True, **recipe.arguments(source)}
     same = verify(lambda: FastLoader(**given, exact=recipe.exact), batches=4)
     if not same:
         return {**row, "same": False, "difference": str(same)}

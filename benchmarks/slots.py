@@ -86,17 +86,11 @@ def pad_to_longest(samples: list[torch.Tensor]) -> torch.Tensor:
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """One comparison.
+    """One comparison."""
 
-    Attributes:
-        dataset: Function that makes the dataset.
-        arguments: Arguments of both loaders.
-        aim: Speed-up that is asked for.
-    """
-
-    dataset: Callable[[], Dataset[Any]]
-    arguments: dict[str, Any]
-    aim: float
+    dataset: Callable[[], Dataset[Any]]  # function that makes the dataset
+    arguments: dict[str, Any]  # arguments of both loaders
+    aim: float  # speed-up that is asked for
 
 
 def cases(workers: int, batch_size: int, batches: int) -> dict[str, Case]:

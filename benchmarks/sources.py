@@ -46,26 +46,19 @@ PHOTOS_PER_WORKER: Final = 256
 BATCH_SIZE: Final = 64
 OURS: Final = "fastload"
 SHARDS: Final = 4
-GROUP: Final = 32
-"""Rows of a Parquet file's row group."""
+GROUP: Final = 32  # rows of a Parquet file's row group
 
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """A source of images.
+    """A source of images."""
 
-    Attributes:
-        what: Name of its dataset in a table.
-        make: Function that makes the contenders of a folder with one folder of images per class, in a folder to write
-            to, for a number of workers.
-        same_bits: Whether all contenders but those of ``own_order`` have equal batches for a seed.
-        own_order: Contenders that shuffle in their own way.
-    """
-
-    what: str
+    what: str  # name of its dataset in a table
+    # function that makes the contenders of a folder with one folder of images per class, in a folder to write to, for a
+    # number of workers
     make: Callable[[Path, Path, int], Makers]
-    same_bits: bool = True
-    own_order: tuple[str, ...] = ()
+    same_bits: bool = True  # whether all contenders but those of own_order have equal batches for a seed
+    own_order: tuple[str, ...] = ()  # contenders that shuffle in their own way
 
 
 TRANSFORM: Final = training_transform()
@@ -240,12 +233,7 @@ ROWS: Final[dict[str, Row]] = {
 
 
 class Epochs:
-    """Reads epochs, and notes a core's seconds per image of each.
-
-    Args:
-        epochs: Iterator of epochs, each of batches of images and labels.
-        cpu_s: Function that returns a core's seconds so far.
-    """
+    """Reads epochs of images and labels, and notes a core's seconds per image of each."""
 
     def __init__(self, epochs: Iterator[Iterable[Any]], cpu_s: Callable[[], float]) -> None:
         self._epochs = epochs

@@ -37,9 +37,7 @@ from fastload.measurement.record import Spread, environment, extent, interleave,
 Train = Callable[[Tensor, Tensor], object]
 
 WARM_STEPS: Final = 5
-
-SIDE_PX: Final = 224
-"""Height and width of the images of the instant source."""
+SIDE_PX: Final = 224  # height and width of the images of the instant source
 
 
 def instant_batches(batch_size: int, *, pinned: bool, count: int = 4) -> list[Batch]:
@@ -139,12 +137,8 @@ def compare_loaders(data: Path | None, *, quick: bool, repeats: int) -> dict[str
     pool = image_pool(dataset)
     workers, batch_size = loader_size(quick)
     images = batch_size * workers * (2 if quick else 8)
-    arguments: dict[str, Any] = {
-        "batch_size": batch_size,
-        "sampler": EndlessDraws(pool, images),
-        "num_workers": workers,
-        "persistent_workers": True,
-    }
+    arguments: dict[str, Any] = {"batch_size": batch_size, "sampler": EndlessDraws(pool, images)}
+    arguments |= {"num_workers": workers, "persistent_workers": True}
     theirs = DataLoader(dataset, **arguments)
     with FastLoader(dataset, **arguments, device="cpu", engine="torch") as ours:
         same = count_same(ours, theirs)

@@ -32,12 +32,9 @@ from fastload.measurement.clock import clock_for
 from fastload.measurement.console import console
 from fastload.measurement.record import Spread, environment, extent, interleave, ratio, save
 from fastload.measurement.throughput import NATIVE_AHEAD, Rate, endless, in_flight, loop_rate
-from fastload.stats.stats import Stats
 
 Step = Callable[[Any], object]
-
-NOISE: Final = 0.03
-"""Rates that differ by less than this share are equal."""
+NOISE: Final = 0.03  # rates that differ by less than this share are equal
 SHARE_MIN: Final = 0.97
 WORKERS_MAX: Final = 1.25
 
@@ -49,17 +46,12 @@ _SETTLE_MAX: Final = 20
 
 @dataclass(frozen=True)
 class Workload:
-    """A loader and a training step.
+    """A loader and a training step."""
 
-    Attributes:
-        loader: Function that makes a loader, of a number of batches per epoch and of workers.
-        step: Function that trains on a batch.
-        is_native: Whether the native engine runs it.
-    """
-
+    # function that makes a loader, of a number of batches per epoch and of workers
     loader: Callable[[int, int | str], FastLoader[Any]]
-    step: Step
-    is_native: bool = False
+    step: Step  # function that trains on a batch
+    is_native: bool = False  # whether the native engine runs it
 
 
 def workloads(device: torch.device, *, quick: bool, data: Path | None, model: str) -> dict[str, Callable[[], Workload]]:
@@ -114,19 +106,12 @@ def model_of(device: torch.device, seconds: float) -> Model:
 
 @dataclass
 class TunedLoader:
-    """A loader with one number of workers, or ``"auto"``.
+    """A loader with one number of workers, or ``"auto"``."""
 
-    Attributes:
-        measure: Function that takes a turn.
-        rates: Rates of all turns.
-        workers: Numbers of workers of all turns.
-        seen: The loader's own statistics of its epochs.
-    """
-
-    measure: Callable[[], tuple[Rate, int]]
-    rates: list[Rate] = field(default_factory=list)
-    workers: list[int] = field(default_factory=list)
-    seen: list[dict[str, Any]] = field(default_factory=list)
+    measure: Callable[[], tuple[Rate, int]]  # function that takes a turn
+    rates: list[Rate] = field(default_factory=list)  # rates of all turns
+    workers: list[int] = field(default_factory=list)  # numbers of workers of all turns
+    seen: list[dict[str, Any]] = field(default_factory=list)  # the loader's own statistics of its epochs
 
     def turn(self) -> float:
         """Take one; returns images/s."""
@@ -157,24 +142,12 @@ def by_epoch(workload: Workload, loader: FastLoader[Any], device: torch.device, 
             workload.step(batch)
         stats, workers = loader.stats().since(before), workers_of(loader)
         shares = {place: stats.wait_share(place) for place in stats.waited_for if place != "gpu"}
-        seen.append(
-            {
-                "workers": workers,
-                "stall": stats.stall,
-                "device_stall": stats.device_stall,
-                "waited_for": shares,
-                "cost_ms": _cost_ms(stats),
-            }
-        )
+        cost_ms = 1e3 * stats.making_s / max(1, stats.images)  # of one worker, per sample
+        known = {"workers": workers, "stall": stats.stall, "device_stall": stats.device_stall}
+        seen.append({**known, "waited_for": shares, "cost_ms": cost_ms})
         return rate, workers
 
     return TunedLoader(measure, seen=seen)
-
-
-def _cost_ms(stats: Stats) -> float:
-    """Milliseconds of one worker per sample."""
-    making_s = sum(stats.stages[name].total_s for name in ("fetch", "decode", "collate") if name in stats.stages)
-    return 1e3 * making_s / max(1, stats.images)
 
 
 def workers_of(loader: FastLoader[Any]) -> int:
@@ -230,12 +203,7 @@ def measure(
 
 
 def evaluate(spreads: Mapping[str, Spread], workers: Sequence[int]) -> dict[str, Any]:
-    """Compare ``"auto"`` with the fixed numbers.
-
-    Args:
-        spreads: Images/s by number, and of ``"auto"``.
-        workers: Numbers of workers of ``"auto"`` in its turns.
-    """
+    """Compare ``"auto"``, with its ``workers`` by turn, with the fixed numbers, by images/s."""
     numbers = {int(name): spread for name, spread in spreads.items() if name != "auto"}
     fastest = max(numbers, key=lambda count: numbers[count].median)
     enough = min(n for n, spread in numbers.items() if spread.median >= (1 - NOISE) * numbers[fastest].median)

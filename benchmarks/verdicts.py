@@ -1,10 +1,10 @@
 """Plant twelve bottlenecks and compare the verdicts: ``python -m benchmarks verdicts``.
 
-Each plant is a training loop with one bottleneck: samples that come from a slow store, large JPEG
-files, on threads and on the GPU, CMYK files among others, a tokenizer in plain Python, large samples to stack, copies
-from pageable memory, float32 across the link, a large model, a loop that sleeps, prints or asks the GPU for numbers in
-every step. To show that it is, each loop is also run *relieved*: the same in all else, with that one thing made light.
-A plant whose relieved loop is no faster would prove nothing, so that is reported as well.
+Each plant is a training loop with one bottleneck: samples that come from a slow store, large JPEG files, on threads and
+on the GPU, CMYK files among others, a tokenizer in plain Python, large samples to stack, copies from pageable memory,
+float32 across the link, a large model, a loop that sleeps, prints or asks the GPU for numbers in every step. To show
+that it is, each loop is also run *relieved*: the same in all else, with that one thing made light. A plant whose
+relieved loop is no faster would prove nothing, so that is reported as well.
 
 Without a CUDA device those that need one are left out. Without ``nvidia-ml-py`` the loop's own code is not told from
 the model, so the verdict on a loop that leaves the GPU idle is the one on any step that takes long.
@@ -42,11 +42,8 @@ from fastload.stats.verdict import Bottleneck
 
 SIDE: Final = 128
 LARGE_SIDE: Final = 2048
-RELIEVED_MIN: Final = 1.1
-"""Least speed-up of the relieved loop with which the plant counts as the bottleneck."""
-
-PAIRS: Final = 3
-"""Runs of each loop with its plant and without; the verdict is that of the first one."""
+RELIEVED_MIN: Final = 1.1  # least speed-up of the relieved loop with which the plant counts as the bottleneck
+PAIRS: Final = 3  # runs of each loop with its plant and without; the verdict is that of the first one
 
 
 class Endless(Dataset[Any]):
@@ -178,13 +175,11 @@ class Model:
 
 def sleep(result: torch.Tensor, took_s: float) -> None:
     """Leave the GPU idle for at least a third of the time, whatever its speed."""
-    del result
     time.sleep(max(0.1, took_s / 2))
 
 
 def ask_for_numbers(result: torch.Tensor, took_s: float) -> None:
     """Log many figures one by one, as some training loops do."""
-    del took_s
     for _ in range(32):
         for row in result[:64]:
             row.sum().item()
@@ -192,7 +187,6 @@ def ask_for_numbers(result: torch.Tensor, took_s: float) -> None:
 
 def print_much(result: torch.Tensor, took_s: float) -> None:
     """Print large tensors, as a loop with forgotten debug output does."""
-    del took_s
     with open(os.devnull, "w") as nowhere:
         for _ in range(200):
             nowhere.write(repr(result))
@@ -219,21 +213,13 @@ Opened: TypeAlias = "contextlib.AbstractContextManager[tuple[FastLoader[Any], Ca
 
 @dataclass(frozen=True)
 class Plant:
-    """One bottleneck.
+    """One bottleneck."""
 
-    Attributes:
-        expected: Bottleneck that the verdict has to name.
-        planted: Function that opens the loop with the bottleneck: a loader and a step.
-        relieved: Function that opens the loop without it.
-        needs_gpu: Whether there is no such bottleneck without a GPU.
-        evidence: Words that the report has to contain, where another limit has the same name.
-    """
-
-    expected: Bottleneck
-    planted: Callable[[], Opened]
-    relieved: Callable[[], Opened]
-    needs_gpu: bool = False
-    evidence: str = ""
+    expected: Bottleneck  # bottleneck that the verdict has to name
+    planted: Callable[[], Opened]  # function that opens the loop with the bottleneck: a loader and a step
+    relieved: Callable[[], Opened]  # function that opens the loop without it
+    needs_gpu: bool = False  # whether there is no such bottleneck without a GPU
+    evidence: str = ""  # words that the report has to contain, where another limit has the same name
 
 
 def plants(device: torch.device, *, quick: bool) -> dict[str, Plant]:

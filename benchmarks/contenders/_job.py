@@ -27,28 +27,18 @@ _TRANSFORMS: dict[str, Callable[[], tuple[list[Any], list[Any]]]] = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Job:
-    """Images to load, the same for every contender.
+    """Images to load, the same for every contender."""
 
-    Attributes:
-        data: Folder of an ImageFolder.
-        threads: Number of threads, or worker processes, that load.
-        batch_size: Images per batch.
-        train: Whether to load random crops and flips of shuffled images without end; otherwise one pass of the first
-            ``images`` images of the pool in order, whole, resized.
-        images: Number of images of the pool; with ``train`` 0 stands for all.
-        device: Device of the batches: float32, normalized, in channels_last order on a GPU.
-        seed: Seed of the draws, where a contender takes one.
-        recipe: One of :data:`~benchmarks.contenders._registry.RECIPES`, for training.
-    """
-
-    data: str
-    threads: int
-    batch_size: int
+    data: str  # folder of an ImageFolder
+    threads: int  # number of threads, or worker processes, that load
+    batch_size: int  # images per batch
+    # whether to load random crops and flips of shuffled images without end; otherwise one pass of the first
+    # `images` images of the pool in order, whole, resized
     train: bool = True
-    images: int = 0
-    device: str = "cpu"
-    seed: int = 0
-    recipe: str = "crops"
+    images: int = 0  # number of images of the pool; with `train` 0 stands for all
+    device: str = "cpu"  # device of the batches: float32, normalized, in channels_last order on a GPU
+    seed: int = 0  # seed of the draws, where a contender takes one
+    recipe: str = "crops"  # one of RECIPES, for training
 
     def __post_init__(self) -> None:
         for name, low in (("threads", 1), ("batch_size", 1), ("images", 0 if self.train else 1)):
@@ -85,6 +75,10 @@ class Job:
         indices = self.indices(dataset)
         return EndlessDraws(indices, ENDLESS, self.seed) if self.train else indices
 
+    def options(self, dataset: ImageFolder) -> dict[str, Any]:
+        """Arguments of loaders that take torch's."""
+        return {"batch_size": self.batch_size, "sampler": self.sampler(dataset), "num_workers": self.threads}
+
     def files(self) -> tuple[list[str], list[int]]:
         """Paths and labels, for loaders that read files by themselves."""
         dataset = self.dataset()
@@ -98,18 +92,13 @@ class Job:
 
 @dataclass(slots=True)
 class Feed:
-    """A loader that runs.
+    """A loader that runs."""
 
-    Attributes:
-        batches: Iterator of images and labels, on the job's device.
-        close: Function that ends workers and threads; blocks until they have gone.
-        arena_bytes: Function that returns the pinned memory that the loader itself has registered with CUDA.
-        is_settled: Function that returns whether the slots are made, which come with the first batches.
-    """
-
-    batches: Batches
-    close: Callable[[], object]
+    batches: Batches  # iterator of images and labels, on the job's device
+    close: Callable[[], object]  # function that ends workers and threads; blocks until they have gone
+    # function that returns the pinned memory that the loader itself has registered with CUDA
     arena_bytes: Callable[[], int] = int
+    # function that returns whether the slots are made, which come with the first batches
     is_settled: Callable[[], bool] = lambda: True
 
 

@@ -34,23 +34,15 @@ def processor_s(processes: Iterable[int], root: Path = Path("/proc")) -> float:
 
 @dataclass(frozen=True, slots=True)
 class Memory:
-    """Host memory of a process group.
+    """Host memory of a process group."""
 
-    Attributes:
-        pss_bytes: Proportional set size: a page shared by n processes counts 1/n in each.
-        uss_bytes: Pages of one process alone.
-        unshared_pss_bytes: Part of ``pss_bytes`` that is no shared memory (pinned memory of CUDA, arenas,
-            ``/dev/shm``).
-        shared_memory_bytes: All shared memory of this machine, mapped or not: a tensor in transit from a worker
-            may not be mapped by any process.
-        available_bytes: Memory of this machine that is still available.
-    """
-
-    pss_bytes: int
-    uss_bytes: int
-    unshared_pss_bytes: int
+    pss_bytes: int  # proportional set size: a page shared by n processes counts 1/n in each
+    uss_bytes: int  # pages of one process alone
+    unshared_pss_bytes: int  # part of pss_bytes that is no shared memory (pinned memory of CUDA, arenas, /dev/shm)
+    # all shared memory of this machine, mapped or not: a tensor in transit from a worker may not be mapped by any
+    # process
     shared_memory_bytes: int
-    available_bytes: int
+    available_bytes: int  # memory of this machine that is still available
 
     @property
     def host_bytes(self) -> int:

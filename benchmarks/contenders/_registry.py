@@ -19,55 +19,34 @@ COMMON = ("torch", "torchvision", "numpy")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Tolerance:
-    """Largest allowed difference between a contender's pixels and those of torchvision with Pillow.
+    """Largest allowed difference between a contender's pixels and those of torchvision with Pillow."""
 
-    In steps of 1/255 before normalization.
-
-    Attributes:
-        mean: Largest mean difference of all values.
-        why: Cause of the difference.
-    """
-
-    mean: float
-    why: str
+    mean: float  # largest mean difference of all values, in steps of 1/255 before normalization
+    why: str  # cause of the difference
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Contender:
-    """One way to load images.
+    """One way to load images."""
 
-    Attributes:
-        title: Name in tables.
-        module: Module of this package that has ``open_feed(job, variant)``, and ``missing(variant, device)`` if there
-            is a reason why it cannot take part beside those that ``imports`` tells. Contenders of one library share it,
-            and with it interpreter and packages.
-        variant: Argument of both.
-        imports: Modules that it needs.
-        install: How to get them.
-        packages: Distributions whose versions are recorded.
-        tolerance: Largest difference of pixels; ``None``: the same bits as torch's DataLoader from the same seed, crops
-            and flips included.
-        draws_itself: Whether its crops and flips differ from torch's of the same seed.
-        needs_gpu: Whether it cannot run without a GPU.
-        loads: Whether it loads at all; the ceiling does not.
-        pins_itself: Whether it pins memory otherwise than through torch.
-        sweeps: Whether it times a few settings when it opens, and takes the fastest.
-        any_recipe: Whether it has all recipes: torchvision's transforms as they are, or its own like them.
-    """
-
-    title: str
+    title: str  # name in tables
+    # module of this package that has open_feed(job, variant), and missing(variant, device) if there is a reason why it
+    # cannot take part beside those that `imports` tells. Contenders of one library share it, and with it interpreter
+    # and packages.
     module: str
-    variant: str = ""
-    imports: tuple[str, ...] = ()
-    install: str = ""
-    packages: tuple[str, ...] = ()
+    variant: str = ""  # argument of both
+    imports: tuple[str, ...] = ()  # modules that it needs
+    install: str = ""  # how to get them
+    packages: tuple[str, ...] = ()  # distributions whose versions are recorded
+    # largest difference of pixels; None: the same bits as torch's DataLoader from the same seed, crops and flips
+    # included
     tolerance: Tolerance | None = None
-    draws_itself: bool = False
-    needs_gpu: bool = False
-    loads: bool = True
-    pins_itself: bool = False
-    sweeps: bool = False
-    any_recipe: bool = False
+    draws_itself: bool = False  # whether its crops and flips differ from torch's of the same seed
+    needs_gpu: bool = False  # whether it cannot run without a GPU
+    loads: bool = True  # whether it loads at all; the ceiling does not
+    pins_itself: bool = False  # whether it pins memory otherwise than through torch
+    sweeps: bool = False  # whether it times a few settings when it opens, and takes the fastest
+    any_recipe: bool = False  # whether it has all recipes: torchvision's transforms as they are, or its own like them
 
     def missing(self, device: str) -> str | None:
         """Why it cannot take part in this process; ``None`` when it can."""

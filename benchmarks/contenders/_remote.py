@@ -36,24 +36,15 @@ class ContenderError(RuntimeError):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Interpreters:
-    """The interpreters and packages that contenders run with.
+    """The interpreters and packages that contenders run with."""
 
-    Attributes:
-        pythons: Interpreters by contender or module.
-        sites: Folders to search for packages first, and their ``lib`` for libraries, by contender or module.
-    """
-
-    pythons: Mapping[str, str] = field(default_factory=dict)
+    pythons: Mapping[str, str] = field(default_factory=dict)  # interpreters by contender or module
+    # folders to search for packages first, and their `lib` for libraries, by contender or module
     sites: Mapping[str, str] = field(default_factory=dict)
 
 
 class Remote:
     """One contender in its own process group, so that its workers stop with it.
-
-    Args:
-        name: Name in the registry.
-        device: Device of its batches.
-        interpreters: Interpreter and packages.
 
     Attributes:
         missing: Reason why it cannot take part at all.
@@ -239,13 +230,7 @@ def _end_group(process: subprocess.Popen[bytes]) -> None:
 
 
 class Team:
-    """The contenders of one benchmark, each in its own process; a context manager.
-
-    Args:
-        names: Names in the registry.
-        device: Device of the batches.
-        interpreters: Interpreters and packages.
-    """
+    """The contenders of one benchmark, each in its own process; a context manager."""
 
     def __init__(self, names: Sequence[str], device: str, interpreters: Interpreters) -> None:
         self.device = device

@@ -34,16 +34,12 @@ from fastload.memory.arena import Arena
 
 
 class Server:
-    """One contender.
-
-    Args:
-        name: In the registry.
-    """
+    """One contender, by its name in the registry."""
 
     def __init__(self, name: str) -> None:
         self._contender = CONTENDERS[name]
         self._feed: Feed | None = None
-        self._job: Job | None = None
+        self._job: Job  # that of the last loader
         self._train: TrainingStep | None = None
         self._held: Any = None
         self._cores = sorted(os.sched_getaffinity(0))
@@ -110,7 +106,7 @@ class Server:
         elapsed_s = time.perf_counter() - begin
         return {
             "batches": taken,
-            "images": taken * self._batch_size(),
+            "images": taken * self._job.batch_size,
             "seconds": elapsed_s,
             "main_thread_s": main_thread_s,
             "processor_s": _processes.processor_s(_processes.members(group)) - processor,
@@ -119,7 +115,7 @@ class Server:
     def train(self, model: str, steps: int, warm_steps: int) -> dict[str, Any]:
         """Train ``steps`` steps after ``warm_steps``; the memory of activations is free again afterwards."""
         feed = self._running()
-        device = torch.device(self._job.device if self._job else "cpu")
+        device = torch.device(self._job.device)
         if self._train is None or self._train.model != model:
             self._train = None
             self._train = TrainingStep(model, device, channels_last=device.type == "cuda")
@@ -141,7 +137,7 @@ class Server:
             torch.cuda.empty_cache()
         return {
             "batches": steps,
-            "images": steps * self._batch_size(),
+            "images": steps * self._job.batch_size,
             "seconds": times.seconds,
             "wait_share": times.waited_s / times.seconds,
             "main_thread_s": main_thread_s,
@@ -229,11 +225,8 @@ class Server:
             raise RuntimeError("open comes first")
         return self._feed
 
-    def _batch_size(self) -> int:
-        return self._job.batch_size if self._job else 0
-
     def _synchronize(self) -> None:
-        if self._job is not None and self._job.on_gpu:
+        if self._job.on_gpu:
             torch.cuda.synchronize()
 
 

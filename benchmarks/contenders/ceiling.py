@@ -9,7 +9,6 @@ from benchmarks.contenders._job import SIDE, Batches, Feed, Job, in_model_layout
 
 def open_feed(job: Job, variant: str) -> Feed:
     """The same random batch, again and again."""
-    del variant
     generator = torch.Generator().manual_seed(job.seed)
     images = in_model_layout(torch.randn(job.batch_size, 3, SIDE, SIDE, generator=generator).to(job.device))
     labels = torch.randint(1000, (job.batch_size,), generator=generator).to(job.device)

@@ -80,14 +80,7 @@ def _fastest(job: Job, decoder: str) -> tuple[int, float]:
 
 
 def _pipeline(job: Job, decoder: str, depth: int, load: float) -> Any:
-    """Build the pipeline.
-
-    Args:
-        job: What to load.
-        decoder: ``"cpu"`` or ``"mixed"``.
-        depth: Batches that are prepared ahead.
-        load: Share of the images for the GPU's JPEG hardware, if it decodes.
-    """
+    """Build a pipeline ``depth`` batches deep; the GPU's JPEG hardware decodes the share ``load``."""
     fn: Any = importlib.import_module("nvidia.dali.fn")
     types: Any = importlib.import_module("nvidia.dali.types")
     device = torch.device(job.device)
@@ -106,20 +99,13 @@ def _pipeline(job: Job, decoder: str, depth: int, load: float) -> Any:
 
     def graph() -> Any:
         encoded, targets = fn.readers.file(files=files, labels=labels, random_shuffle=job.train, name="reader")
+        how = {"device": decoder, "output_type": types.RGB, **hints}
         if job.train:
-            images = fn.decoders.image_random_crop(
-                encoded,
-                device=decoder,
-                output_type=types.RGB,
-                random_area=[0.08, 1.0],
-                random_aspect_ratio=[3 / 4, 4 / 3],
-                num_attempts=10,
-                **hints,
-            )
+            drawn = {"random_area": [0.08, 1.0], "random_aspect_ratio": [3 / 4, 4 / 3], "num_attempts": 10}
+            images = fn.decoders.image_random_crop(encoded, **drawn, **how)
             mirror = fn.random.coin_flip(probability=0.5)
         else:
-            images = fn.decoders.image(encoded, device=decoder, output_type=types.RGB, **hints)
-            mirror = 0
+            images, mirror = fn.decoders.image(encoded, **how), 0
         images = fn.resize(images, resize_x=SIDE, resize_y=SIDE, interp_type=types.INTERP_TRIANGULAR)
         if job.on_gpu:
             images, targets = images.gpu(), targets.gpu()

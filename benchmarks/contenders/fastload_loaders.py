@@ -27,14 +27,7 @@ def open_feed(job: Job, variant: str) -> Feed:
         own = {"engine": "native", "decode": how if how in ("cpu", "gpu") else "auto"}
         if how == "new":
             own["max_index_bytes"] = 0  # so that each visit of a file is a first one
-    loader = FastLoader(
-        dataset,
-        batch_size=job.batch_size,
-        sampler=job.sampler(dataset),
-        num_workers=job.threads,
-        device=job.device,
-        **own,
-    )
+    loader = FastLoader(dataset, **job.options(dataset), device=job.device, **own)
     wanted = "native" if own else "workers" if job.on_gpu else "torch"
     if (engine := loader.plan.engine) != wanted:
         raise RuntimeError(f"the {wanted} engine is to be measured, but the plan says {engine}:\n{loader.plan}")

@@ -31,7 +31,6 @@ _QUALITY = 90  # FFCV's default, and that of the photographs of ``fastload bench
 
 def missing(variant: str, device: str) -> str | None:
     """Why this cannot take part."""
-    del variant
     if device.startswith("cuda"):
         try:
             importlib.import_module("cupy")  # normalizes on the GPU
@@ -43,9 +42,7 @@ def missing(variant: str, device: str) -> str | None:
 def open_feed(job: Job, variant: str) -> Feed:
     """Begin to load with ``job.threads`` threads; the file is written if it is not there.
 
-    Args:
-        job: What to load.
-        variant: How images are stored, FFCV's ``write_mode``: ``"jpg"`` or ``"raw"``.
+    ``variant`` is how images are stored, FFCV's ``write_mode``: ``"jpg"`` or ``"raw"``.
     """
     file = written(job, variant if job.train else "raw")
     loader: Any = importlib.import_module("ffcv.loader")
@@ -99,9 +96,8 @@ def written(job: Job, write_mode: str) -> Path:
         path.parent.mkdir(exist_ok=True)
         staging = path.with_suffix(f".{os.getpid()}")
         image = fields.RGBImageField(write_mode=write_mode, jpeg_quality=_QUALITY)
-        target = writer.DatasetWriter(
-            str(staging), {"image": image, "label": fields.IntField()}, num_workers=job.threads
-        )
+        columns = {"image": image, "label": fields.IntField()}
+        target = writer.DatasetWriter(str(staging), columns, num_workers=job.threads)
         target.from_indexed_dataset(torch.utils.data.Subset(dataset, indices))
         staging.rename(path)
     return path

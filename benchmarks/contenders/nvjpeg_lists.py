@@ -93,13 +93,7 @@ def _fastest(job: Job, variant: str) -> int:
 
 
 class Pipeline:
-    """Threads that read, and threads that decode, crop, resize and normalize.
-
-    Args:
-        job: Images to load.
-        decode: Function of :func:`decoder`.
-        decoding: Number of threads that decode.
-    """
+    """Threads that read, and ``decoding`` threads that decode, crop, resize and normalize."""
 
     def __init__(self, job: Job, decode: Decode, decoding: int) -> None:
         self._job = job

@@ -1,9 +1,7 @@
 """Run SPDL: FFmpeg decodes, crops and resizes on the threads of a pipeline.
 
-Copies have their own thread and stream.
-
-The pipeline is the one of SPDL's ImageNet example (each task decodes a batch), with a random crop
-and flip in the filter; SPDL leaves drawing them to its user.
+The pipeline is the one of SPDL's ImageNet example (each task decodes a batch; copies have their own thread and stream),
+with a random crop and flip in the filter; SPDL leaves drawing them to its user.
 """
 
 from __future__ import annotations
@@ -24,14 +22,12 @@ from fastload.bench._data import ENDLESS, MEAN, STD, EndlessDraws
 
 def missing(variant: str, device: str) -> str | None:
     """Why this cannot take part."""
-    del variant, device
     versions: dict[str, Any] = importlib.import_module("spdl.io.utils").get_ffmpeg_versions()
     return None if versions else "spdl.io finds no FFmpeg that it can use"
 
 
 def open_feed(job: Job, variant: str) -> Feed:
     """Begin to load with ``job.threads`` decoding threads."""
-    del variant
     io: Any = importlib.import_module("spdl.io")
     builder: Any = importlib.import_module("spdl.pipeline").PipelineBuilder()
     files, labels = job.files()

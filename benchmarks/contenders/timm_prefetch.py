@@ -19,25 +19,15 @@ from fastload.bench._data import MEAN, STD
 
 def open_feed(job: Job, variant: str) -> Feed:
     """Begin to load with ``job.threads`` worker processes."""
-    del variant
     torch.manual_seed(job.seed)
     timm_loader: Any = importlib.import_module("timm.data.loader")
     timm_transforms: Any = importlib.import_module("timm.data.transforms")
-    geometry = (
-        [transforms.RandomResizedCrop(SIDE), transforms.RandomHorizontalFlip()]
-        if job.train
-        else [transforms.Resize((SIDE, SIDE))]
-    )
+    geometry = [transforms.Resize((SIDE, SIDE))]
+    if job.train:
+        geometry = [transforms.RandomResizedCrop(SIDE), transforms.RandomHorizontalFlip()]
     dataset = job.dataset(transforms.Compose([*geometry, timm_transforms.ToNumpy()]))
-    loader = DataLoader(
-        dataset,
-        batch_size=job.batch_size,
-        sampler=job.sampler(dataset),
-        num_workers=job.threads,
-        collate_fn=timm_loader.fast_collate,
-        pin_memory=job.on_gpu,
-        persistent_workers=True,
-    )
+    options: dict[str, Any] = {"pin_memory": job.on_gpu, "persistent_workers": True, **job.options(dataset)}
+    loader = DataLoader(dataset, collate_fn=timm_loader.fast_collate, **options)
     prefetcher = timm_loader.PrefetchLoader(loader, MEAN, STD, device=torch.device(job.device))
 
     def delivered() -> Batches:
@@ -45,8 +35,7 @@ def open_feed(job: Job, variant: str) -> Feed:
             yield in_model_layout(images), labels
 
     def close() -> None:
-        iterator: Any = loader._iterator
-        if iterator is not None:
-            iterator._shutdown_workers()
+        if loader._iterator is not None:
+            loader._iterator._shutdown_workers()  # type: ignore[attr-defined]
 
     return Feed(delivered(), close)

@@ -14,7 +14,6 @@ from fastload.bench._data import MEAN, STD
 
 def missing(variant: str, device: str) -> str | None:
     """Why this cannot take part."""
-    del device
     if variant == "decode_jpeg":
         import torchvision.io  # noqa: F401 - registers the operator, if it was built
 
@@ -28,14 +27,7 @@ def open_feed(job: Job, variant: str) -> Feed:
     torch.manual_seed(job.seed)
     dataset = job.dataset() if variant != "decode_jpeg" else _decoded_by_torchvision(job)
     pins = job.on_gpu and variant != "plain"
-    loader = DataLoader(
-        dataset,
-        batch_size=job.batch_size,
-        sampler=job.sampler(dataset),
-        num_workers=job.threads,
-        pin_memory=pins,
-        persistent_workers=True,
-    )
+    loader = DataLoader(dataset, **job.options(dataset), pin_memory=pins, persistent_workers=True)
     iterator: Any = iter(loader)
     return Feed(delivered(iterator, torch.device(job.device), pins), iterator._shutdown_workers)
 
@@ -58,11 +50,9 @@ def _decoded_by_torchvision(job: Job) -> ImageFolder:
         decoded: torch.Tensor = decode_jpeg(read_file(path), mode=ImageReadMode.RGB)
         return decoded
 
-    geometry = (
-        [v2.RandomResizedCrop(SIDE, antialias=True), v2.RandomHorizontalFlip()]
-        if job.train
-        else [v2.Resize((SIDE, SIDE), antialias=True)]
-    )
+    geometry = [v2.Resize((SIDE, SIDE), antialias=True)]
+    if job.train:
+        geometry = [v2.RandomResizedCrop(SIDE, antialias=True), v2.RandomHorizontalFlip()]
     dataset = job.dataset(v2.Compose([*geometry, v2.ToDtype(torch.float32, scale=True), v2.Normalize(MEAN, STD)]))
     dataset.loader = load
     return dataset

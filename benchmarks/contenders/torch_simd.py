@@ -8,17 +8,14 @@ from benchmarks.contenders._job import Feed, Job
 
 def missing(variant: str, device: str) -> str | None:
     """Why this cannot take part: the interpreter has the ordinary Pillow."""
-    del variant, device
     import PIL
 
     if "post" not in PIL.__version__:
-        return (
-            f"the Pillow of this interpreter is {PIL.__version__}, not Pillow-SIMD; name one: --python torch_simd=FILE"
-        )
+        found = f"the Pillow of this interpreter is {PIL.__version__}, not Pillow-SIMD"
+        return f"{found}; name one: --python torch_simd=FILE"
     return None
 
 
 def open_feed(job: Job, variant: str) -> Feed:
     """As the pinned DataLoader."""
-    del variant
     return torch_loaders.open_feed(job, "pinned")

@@ -51,12 +51,8 @@ def draw_ladder(record: Mapping[str, Any], path: str | Path, *, dark: bool = Fal
     """Draw a ladder's JSON record.
 
     Above a bar stand images/s; the line on it reaches from the slowest climb to the fastest. Below stand the share of
-    the time that the GPU was busy, and the number of workers.
-
-    Args:
-        record: JSON object that ``fastload bench ladder --json`` writes.
-        path: Picture; its suffix names the format (``.png``, ``.svg`` ...).
-        dark: Whether the page is dark.
+    the time that the GPU was busy, and the number of workers. The suffix of ``path`` names the format (``.png``,
+    ``.svg`` ...); ``dark`` is for dark pages.
     """
     from matplotlib.figure import Figure
 

@@ -50,13 +50,7 @@ def race(
     """Images/s of whole epochs, the loaders in turn.
 
     The loaders should keep their workers (``persistent_workers``): each runs an epoch before the first that counts, and
-    while one of them runs, the workers of the others sleep.
-
-    Args:
-        loaders: Loaders by name.
-        images: Images per epoch.
-        repeats: Epochs per loader.
-        receive: Functions that take each batch of a loader, by its name; none by default.
+    while one of them runs, the workers of the others sleep. ``receive`` has functions that take each batch of a loader.
     """
 
     def epoch(name: str) -> float:

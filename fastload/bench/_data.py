@@ -32,14 +32,8 @@ POOL_IMAGES = 10_000  # drawn from a larger data set: about 1 GB, which stays in
 
 def training_transform() -> transforms.Compose:
     """The transforms of torchvision's ResNet-50 recipe: random crop to 224 px, flip, tensor, normalize."""
-    return transforms.Compose(
-        [
-            transforms.RandomResizedCrop(224),
-            transforms.RandomHorizontalFlip(),
-            transforms.ToTensor(),
-            transforms.Normalize(MEAN, STD),
-        ]
-    )
+    steps = [transforms.RandomResizedCrop(224), transforms.RandomHorizontalFlip(), transforms.ToTensor()]
+    return transforms.Compose([*steps, transforms.Normalize(MEAN, STD)])
 
 
 def check_data(folder: Path | None) -> None:
@@ -104,13 +98,9 @@ def open_images(folder: Path | None, quick: bool) -> tuple[ImageFolder, dict[str
 
 
 def check_shared_memory(workers: int, batch_size: int) -> None:
-    """Check that workers' batches fit into shared memory.
+    """Check that workers' batches fit into shared memory; without, they are killed.
 
-    A worker that runs out of it is killed.
-
-    Args:
-        workers: Worker processes, each with torch's default of two batches ahead.
-        batch_size: Images of 3x224x224 float32 per batch.
+    Each worker has torch's default of two batches ahead, of 3x224x224 float32.
 
     Raises:
         UsageError: They do not.
@@ -159,12 +149,7 @@ def image_pool(dataset: ImageFolder) -> list[int]:
 class EndlessDraws(Sampler[int]):
     """Draw ``count`` indices from ``pool``, reshuffled each time it is used up.
 
-    No epoch ends while the clock runs.
-
-    Args:
-        pool: What to draw from, at least one index.
-        count: How many draws.
-        seed: Same seed, same draws.
+    No epoch ends while the clock runs. The pool has at least one index; the same seed gives the same draws.
     """
 
     def __init__(self, pool: Sequence[int], count: int, seed: int = 0) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import functools
 import time
 from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Any
@@ -33,46 +34,28 @@ SLOTS_S = 30.0  # the longest that slots are waited for
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rung:
-    """One loop to measure; every rung keeps what the one below it has.
+    """One loop to measure; every rung keeps what the one below it has."""
 
-    Attributes:
-        number: Place on the ladder: 1 to 5 are torch alone, 6 to 8 FastLoader, 0 the ceiling, whose data is on the GPU.
-        name: Name of the change.
-        workers: Number of worker processes.
-        channels_last: Whether weights and images are in channels_last memory format.
-        pinned: Whether batches pass through pinned memory.
-        side_stream: Whether FastLoader copies one batch ahead on a stream of its own.
-        slots: Whether its workers write batches straight into pinned memory.
-        native: Whether it decodes natively; then ``workers`` are threads.
-        loader_alone: Whether the rung is measured without a GPU, too, by the loader alone.
-    """
-
+    # place on the ladder: 1 to 5 are torch alone, 6 to 8 FastLoader, 0 the ceiling, whose data is on the GPU
     number: int
-    name: str
-    workers: int
-    channels_last: bool = False
-    pinned: bool = False
-    side_stream: bool = False
-    slots: bool = False
-    native: bool = False
-    loader_alone: bool = False
+    name: str  # name of the change
+    workers: int  # number of worker processes
+    channels_last: bool = False  # whether weights and images are in channels_last memory format
+    pinned: bool = False  # whether batches pass through pinned memory
+    side_stream: bool = False  # whether FastLoader copies one batch ahead on a stream of its own
+    slots: bool = False  # whether its workers write batches straight into pinned memory
+    native: bool = False  # whether it decodes natively; then `workers` are threads
+    loader_alone: bool = False  # whether the rung is measured without a GPU, too, by the loader alone
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Turn:
-    """One rung in one climb.
+    """One rung in one climb."""
 
-    Attributes:
-        images: Number of images per step.
-        steps: Number of steps.
-        times: Time of all steps, and its parts.
-        gpu: The profiler's record of some steps afterwards, in the last climb on a GPU.
-    """
-
-    images: int
+    images: int  # number of images per step
     steps: int
-    times: StepTimes
-    gpu: GpuActivity | None = None
+    times: StepTimes  # time of all steps, and its parts
+    gpu: GpuActivity | None = None  # the profiler's record of some steps afterwards, in the last climb on a GPU
 
 
 def summary(rung: Rung, turns: Sequence[Turn], *, trained: bool) -> dict[str, Any]:
@@ -125,21 +108,11 @@ def rungs(cores: int) -> tuple[Rung, ...]:
 class StepFeed:
     """The batches of one rung: a running loader, and how batches reach the device.
 
-    Args:
-        rung: The rung.
-        dataset: Dataset of the loader; unused by the ceiling.
-        pool: Indices to draw from.
-        batch_size: Images per batch; there is no last batch.
-        device: Device that batches are copied to; ``None`` leaves them where the loader puts them.
+    There is no last batch. ``None`` for the device leaves batches where the loader puts them.
     """
 
     def __init__(
-        self,
-        rung: Rung,
-        dataset: Any,
-        pool: Sequence[int],
-        batch_size: int,
-        device: torch.device | None,
+        self, rung: Rung, dataset: Any, pool: Sequence[int], batch_size: int, device: torch.device | None
     ) -> None:
         self._rung = rung
         self._device = device
@@ -148,13 +121,8 @@ class StepFeed:
         if not rung.workers:
             self.batches = self._same_batch(batch_size)
             return
-        arguments: dict[str, Any] = {
-            "batch_size": batch_size,
-            "sampler": EndlessDraws(pool, ENDLESS),
-            "num_workers": rung.workers,
-            "prefetch_factor": PREFETCH_FACTOR,
-            "pin_memory": rung.pinned,
-        }
+        arguments: dict[str, Any] = {"batch_size": batch_size, "sampler": EndlessDraws(pool, ENDLESS)}
+        arguments |= {"num_workers": rung.workers, "prefetch_factor": PREFETCH_FACTOR, "pin_memory": rung.pinned}
         if rung.side_stream:
             where = "cpu" if device is None else device
             self._loader = FastLoader(**engine_of(rung, dataset), **arguments, device=where)
@@ -167,18 +135,14 @@ class StepFeed:
         rung = self._rung
         if self._device is None or rung.side_stream or not rung.workers:
             return images, labels
-        images = images.to(self._device, non_blocking=rung.pinned)
-        labels = labels.to(self._device, non_blocking=rung.pinned)
-        return images, labels
+        return images.to(self._device, non_blocking=rung.pinned), labels.to(self._device, non_blocking=rung.pinned)
 
     def lay_out(self, images: Tensor) -> Tensor:
         """Bring a batch that is on the device into this rung's memory format."""
         return images.contiguous(memory_format=torch.channels_last) if self._rung.channels_last else images
 
     def settle(self) -> None:
-        """Take the batches that are ready, and wait for slots.
-
-        The loader then runs in steady state.
+        """Take ready batches, and wait for slots, until the loader runs in steady state.
 
         Workers that are nearly as fast as training would otherwise live on their prefetched batches for a whole turn.
         Slots are made while the first batches come.
@@ -249,16 +213,8 @@ def measure(
     """Measure one rung once, in steady state.
 
     A turn is a multiple of the workers, which finish batches together: with one burst of batches more or less than the
-    next it would say nothing.
-
-    Args:
-        rung: The rung.
-        feed: Its batches.
-        train: The training step; ``None`` runs the loader alone.
-        clock: Clock of the device.
-        batch_size: Images per step.
-        steps: Least number of steps.
-        trace: :func:`fastload.bench._trace.record_activity`, or ``None`` for no record.
+    next it would say nothing. It has at least ``steps`` steps. ``None`` for ``train`` runs the loader alone; ``trace``
+    records the GPU's activity of a function, after another that warms up.
     """
     steps = whole_bursts(steps, max(1, rung.workers))
 
@@ -266,14 +222,13 @@ def measure(
         if train is not None:
             train(feed.lay_out(images), labels)
 
+    run = functools.partial(run_steps, feed.batches, step, clock, move=feed.move)
+
     def warm_up() -> None:
         feed.settle()
-        run_steps(feed.batches, step, clock, WARM_STEPS, move=feed.move)
-
-    def advance() -> None:
-        run_steps(feed.batches, step, clock, steps, move=feed.move)
+        run(WARM_STEPS)
 
     feed.settle()
     times = time_steps(feed.batches, step, clock, steps, warm=WARM_STEPS, move=feed.move)
-    gpu = None if trace is None else trace(warm_up, advance)
+    gpu = None if trace is None else trace(warm_up, lambda: run(steps))
     return Turn(images=batch_size, steps=steps, times=times, gpu=gpu)

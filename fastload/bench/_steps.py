@@ -109,17 +109,11 @@ def check_model(model: str) -> None:
 
 @dataclass(frozen=True, slots=True)
 class StepTimes:
-    """Times of some steps in a row.
+    """Times of some steps in a row."""
 
-    Attributes:
-        seconds: Time from the end of the step before them to the end of the last one.
-        waited_s: Part of it in which the device had finished a step and the next batch had not arrived.
-        copied_s: Part of it in which the device's compute stream copied a batch.
-    """
-
-    seconds: float
-    waited_s: float
-    copied_s: float
+    seconds: float  # time from the end of the step before them to the end of the last one
+    waited_s: float  # part of it in which the device had finished a step and the next batch had not arrived
+    copied_s: float  # part of it in which the device's compute stream copied a batch
 
 
 def run_steps(
@@ -132,12 +126,7 @@ def run_steps(
 ) -> list[tuple[Any, Any, Any]]:
     """Run ``count`` steps; waits for nothing but the batches.
 
-    Args:
-        batches: Iterator that ``next()`` is called on, once per step.
-        step: Function that trains on a batch.
-        clock: Clock that makes the marks.
-        count: Steps to run.
-        move: Function that brings a batch to the device, on the current stream; ``None`` if it is there.
+    ``move`` brings a batch to the device, on the current stream; ``None`` if it is there.
 
     Returns:
         The clock's marks of each step: the batch has arrived, it is on the device, the step has ended.
@@ -162,10 +151,7 @@ def time_steps(
     warm: int,
     move: Callable[[Tensor, Tensor], Batch] | None = None,
 ) -> StepTimes:
-    """Time ``count`` steps after ``warm`` others, at least one; see :func:`run_steps`.
-
-    Blocks until all have ended.
-    """
+    """Time ``count`` steps after ``warm`` others, at least one. Blocks; see :func:`run_steps`."""
     before = run_steps(batches, step, clock, max(1, warm), move=move)[-1][-1]
     marks = run_steps(batches, step, clock, count, move=move)
     clock.finish()

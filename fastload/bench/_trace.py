@@ -22,18 +22,13 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class GpuActivity:
-    """A stretch of time on one GPU.
+    """A stretch of time on one GPU."""
 
-    Attributes:
-        busy_share: Share of the time in which at least one kernel ran, what ``nvidia-smi`` calls utilization. Copies do
-            not count. ``None`` when the profiler recorded no kernel.
-        copied_bytes: Bytes that went from host to device.
-        copy_s: Seconds in which at least one copy from host to device was under way.
-    """
-
+    # share of the time in which at least one kernel ran, what nvidia-smi calls utilization. Copies do not count. None
+    # when the profiler recorded no kernel.
     busy_share: float | None
-    copied_bytes: int
-    copy_s: float
+    copied_bytes: int  # bytes that went from host to device
+    copy_s: float  # seconds in which at least one copy from host to device was under way
 
     @property
     def copy_gb_per_s(self) -> float | None:
@@ -52,12 +47,6 @@ def profiled(
 
     Starting the profiler takes time in which loaders run ahead, so ``warm_up`` runs under it before the record begins.
     The record lies between two synchronizations.
-
-    Args:
-        advance: Function that does the work.
-        warm_up: Function that uses up what a loader can hold.
-        synchronize: Function that waits for the device.
-        activities: Kinds of events to record.
 
     Returns:
         The events of a Chrome trace (in microseconds), and the seconds of the record.

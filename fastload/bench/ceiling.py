@@ -63,12 +63,7 @@ def ceiling_rate(
 ) -> Callable[[], Rate]:
     """Return a function that measures the loop fed by :meth:`FastLoader.replay`, a perfect loader.
 
-    Args:
-        loader: Its first ``hold`` batches are taken now.
-        step: Trains on one batch.
-        seconds: How long each call measures.
-        hold: Batches to keep on the device.
-        warm_steps: Steps before each measurement.
+    The first ``hold`` batches are taken now, and kept on the device. Each call measures for so many seconds.
     """
     if isinstance(loader, FastLoader):
         replay = loader.replay(hold, steps=_NO_END).load()

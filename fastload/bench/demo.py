@@ -53,13 +53,8 @@ def compare(data: Path | None, *, quick: bool, repeats: int) -> dict[str, Any]:
     images = torch.utils.data.Subset(dataset, pool)
     workers, batch_size = loader_size(quick)
     on_gpu = torch.cuda.is_available()
-    arguments: dict[str, Any] = {
-        "batch_size": batch_size,
-        "shuffle": True,
-        "num_workers": workers,
-        "pin_memory": on_gpu,
-        "persistent_workers": True,
-    }
+    arguments: dict[str, Any] = {"batch_size": batch_size, "shuffle": True, "num_workers": workers}
+    arguments |= {"pin_memory": on_gpu, "persistent_workers": True}
     theirs = DataLoader(images, **arguments)
     with readable(dataset, pool), FastLoader(images, **arguments) as ours:
         screen = console()

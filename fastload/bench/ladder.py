@@ -46,29 +46,17 @@ _GPU_COLUMNS = ("ms/step", "waiting", "busy", "GB/s")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ladder:
-    """Settings of a climb.
+    """Settings of a climb."""
 
-    Attributes:
-        data: Folder with one folder of images per class; ``None`` writes photographs.
-        model: Name that ``torchvision.models.get_model`` knows.
-        batch_size: Images per step.
-        steps: Least number of training steps of a rung in one climb.
-        repeats: Number of climbs: every rung is measured once in each, so that a passing load meets them all.
-        quick: Whether few images are written.
-        cores: Number of cores that worker counts adapt to.
-        device: Device to train on.
-        train: Whether to train; otherwise the loader runs alone.
-    """
-
-    data: Path | None = None
-    model: str = "resnet50"
-    batch_size: int = 256
-    steps: int = 30
-    repeats: int = 5
-    quick: bool = False
-    cores: int = field(default_factory=usable_cpus)
+    data: Path | None = None  # folder with one folder of images per class; None writes photographs
+    model: str = "resnet50"  # name that torchvision.models.get_model knows
+    batch_size: int = 256  # images per step
+    steps: int = 30  # least number of training steps of a rung in one climb
+    repeats: int = 5  # number of climbs: every rung is measured once in each, so that a passing load meets them all
+    quick: bool = False  # whether few images are written
+    cores: int = field(default_factory=usable_cpus)  # number of cores that worker counts adapt to
     device: torch.device = field(default_factory=lambda: torch.device("cuda" if torch.cuda.is_available() else "cpu"))
-    train: bool = field(default_factory=torch.cuda.is_available)
+    train: bool = field(default_factory=torch.cuda.is_available)  # whether to train; otherwise the loader runs alone
 
     def __post_init__(self) -> None:
         check_data(self.data)
@@ -108,19 +96,13 @@ def climb(
             skipped.append({"number": rung.number, "name": rung.name, "reason": reason})
         else:
             climbed.append(rung)
+    sizes = {name: getattr(ladder, name) for name in ("model", "batch_size", "steps", "repeats")}
     record: dict[str, Any] = {
         "benchmark": "ladder",
         "complete": False,
         "environment": environment(),
         "dataset": described,
-        "parameters": {
-            "model": ladder.model,
-            "batch_size": ladder.batch_size,
-            "autocast": "bfloat16",
-            "optimizer": "SGD, momentum 0.9",
-            "steps": ladder.steps,
-            "repeats": ladder.repeats,
-        },
+        "parameters": {**sizes, "autocast": "bfloat16", "optimizer": "SGD, momentum 0.9"},
         "trained": ladder.train,
         "rungs": [],
         "skipped": skipped,

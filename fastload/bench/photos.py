@@ -56,20 +56,13 @@ _MAX_UPSCALE = 1.7
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PhotoSet:
-    """Contents of a data set; equal values give equal uncompressed pixels on every machine.
+    """Contents of a data set; equal values give equal uncompressed pixels on every machine."""
 
-    Attributes:
-        count: Number of images.
-        classes: Number of classes (folders); image ``i`` is in class ``i modulo classes``.
-        seed: Seeds crop, scale, shape and mirroring of every image, each image by itself.
-        quality: JPEG quality as Pillow counts it, 1 to 95.
-        edge_px: The usual long edge in pixels, 32 to 8192; one image in eight is up to twice as large or half as small.
-    """
-
-    count: int = 1000
-    classes: int = 8
-    seed: int = 0
-    quality: int = 90
+    count: int = 1000  # number of images
+    classes: int = 8  # number of classes (folders); image `i` is in class `i modulo classes`
+    seed: int = 0  # seeds crop, scale, shape and mirroring of every image, each image by itself
+    quality: int = 90  # JPEG quality as Pillow counts it, 1 to 95
+    # the usual long edge in pixels, 32 to 8192; one image in eight is up to twice as large or half as small
     edge_px: int = 500
 
     def __post_init__(self) -> None:
@@ -92,19 +85,12 @@ class PhotoSet:
 
 @dataclass(frozen=True, slots=True)
 class PhotoFolder:
-    """A complete data set on disk.
+    """A complete data set on disk."""
 
-    Attributes:
-        path: The folder; ``torchvision.datasets.ImageFolder(path)`` reads it.
-        count: Number of images.
-        total_bytes: Size of all JPEG files together.
-        written: Whether this call wrote it; False when it was there already.
-    """
-
-    path: Path
-    count: int
-    total_bytes: int
-    written: bool
+    path: Path  # the folder; torchvision.datasets.ImageFolder(path) reads it
+    count: int  # number of images
+    total_bytes: int  # size of all JPEG files together
+    written: bool  # whether this call wrote it; False when it was there already
 
 
 def write_photos(path: str | Path, photo_set: PhotoSet | None = None) -> PhotoFolder:
@@ -207,8 +193,7 @@ def _photo(index: int) -> NDArray[np.uint8]:
     spec = importlib.util.find_spec("skimage")
     if spec is None or not spec.submodule_search_locations:
         raise ModuleNotFoundError(
-            f"the photographs come from scikit-image, which is not installed; {with_extra('bench')}",
-            name="skimage",
+            f"the photographs come from scikit-image, which is not installed; {with_extra('bench')}", name="skimage"
         )
     path = Path(spec.submodule_search_locations[0]) / "data" / name
     if not path.exists():

@@ -8,18 +8,10 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Final, TypeAlias
 
-from fastload._arguments import (
-    Sized,
-    add_factory_argument,
-    at_least,
-    file_in_new_folder,
-    picture_file,
-    positive,
-)
+from fastload._arguments import Sized, add_factory_argument, at_least, file_in_new_folder, picture_file, positive
 from fastload.commands.cli import Command, Needs, Table, always, not_given
 
-Option: TypeAlias = Callable[[argparse.ArgumentParser], object]
-"""Declares an option of a command."""
+Option: TypeAlias = Callable[[argparse.ArgumentParser], object]  # declares an option of a command
 
 
 def option(*names: str, **settings: Any) -> Option:

@@ -22,21 +22,15 @@ Needs: TypeAlias = Mapping[str, Callable[[argparse.Namespace], object]]
 
 @dataclass(frozen=True, slots=True)
 class Command:
-    """One subcommand.
+    """One subcommand."""
 
-    Attributes:
-        module: Module with ``add_arguments(parser)`` and ``main(args) -> int``, imported when chosen; or, as
-            ``"module:NAME"``, an object of a module that has them.
-        help: One line.
-        extra: The extra with its optional dependencies.
-        needs: Optional packages of given arguments.
-        arguments: Functions that declare the arguments, where ``module`` imports torch.
-    """
-
+    # module with add_arguments(parser) and main(args) -> int, imported when chosen; or, as "module:NAME", an object of
+    # a module that has them
     module: str
-    help: str
-    extra: str | None = None
-    needs: Needs = field(default_factory=dict)
+    help: str  # one line
+    extra: str | None = None  # the extra with its optional dependencies
+    needs: Needs = field(default_factory=dict)  # optional packages of given arguments
+    # functions that declare the arguments, where `module` imports torch
     arguments: Sequence[Callable[[argparse.ArgumentParser], object]] = ()
 
     def load(self) -> Any:
@@ -73,15 +67,10 @@ def not_given(option: str) -> Callable[[argparse.Namespace], object]:
 
 @dataclass(frozen=True, slots=True)
 class Group:
-    """Subcommands one level down.
+    """Subcommands one level down."""
 
-    Attributes:
-        module: Module with the table ``COMMANDS``, and in ``IN_CHECKOUT`` names that only ``python -m benchmarks`` has.
-        help: One line.
-    """
-
-    module: str
-    help: str
+    module: str  # module with the table COMMANDS, and in IN_CHECKOUT names that only python -m benchmarks has
+    help: str  # one line
 
     def load(self) -> Any:
         """Import the module."""
@@ -89,15 +78,8 @@ class Group:
 
 
 Table: TypeAlias = dict[str, "Command | Group"]
-
-_DISTRIBUTIONS: Final = {"skimage": "scikit-image"}
-"""Packages whose distribution has another name."""
-
-
-_TABLES: Final[Needs] = {
-    "rich": not_given("json"),
-    "matplotlib": operator.attrgetter("png"),
-}
+_DISTRIBUTIONS: Final = {"skimage": "scikit-image"}  # packages whose distribution has another name
+_TABLES: Final[Needs] = {"rich": not_given("json"), "matplotlib": operator.attrgetter("png")}
 
 COMMANDS: Final[Table] = {
     "run": Command(
@@ -125,10 +107,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def dispatch(prog: str, table: Table, argv: Sequence[str] | None = None, description: str | None = None) -> int:
-    """Run the command of ``table`` that ``argv`` names and return the exit code.
-
-    ``argv`` defaults to this process's arguments.
-    """
+    """Run the command that ``argv`` (default: this process's) names; return the exit code."""
     try:
         code = _dispatch(prog, table, list(sys.argv[1:] if argv is None else argv), description)
         sys.stdout.flush()

@@ -31,8 +31,7 @@ if TYPE_CHECKING:
 
 _TABLE: Final = "ncu.csv"
 SHOWN: Final = 40
-WIDE: Final = 130
-"""Least width at which the table has all its figures; a narrower one has the shares of the ceilings."""
+WIDE: Final = 130  # least width at which the table has all its figures; a narrower one has the shares of the ceilings
 
 _SETS: Final = {"memory": ["--section", "MemoryWorkloadAnalysis"], "none": []}
 """Options that ``--set`` adds to the required metrics; other names are ncu's own sets."""

@@ -34,9 +34,7 @@ if TYPE_CHECKING:
     from fastload.profiling.recording.nsys import Recorder
     from fastload.profiling.recording.trace import Recording
 
-STEM: Final = "profile"
-"""Name of the recording in its folder."""
-
+STEM: Final = "profile"  # name of the recording in its folder
 _PAGE: Final = f"fastload-{STEM}.html"
 _LOADER: Final = "loader.json"
 

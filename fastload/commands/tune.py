@@ -22,56 +22,36 @@ if TYPE_CHECKING:
 
     from fastload.stats.verdict import Verdict
 
-SETTLED: Final = 3
-"""Looks in succession with the same number, after which it is the answer."""
+SETTLED: Final = 3  # looks in succession with the same number, after which it is the answer
 LOOKS_MAX: Final = 20
 
 
 @dataclass(frozen=True, slots=True)
 class Look:
-    """Measurement of a loop for a while.
+    """Measurement of a loop for a while."""
 
-    Attributes:
-        workers: Number of worker processes, or of decode threads.
-        images_per_s: Rate of the loop.
-        consumer_images_per_s: Rate at which the step would take batches if it never waited.
-        wait_share: Share of time in which the step waited for a batch.
-        starved_share: Share of time in which the step waited and the batch was being made or its worker had yet to
-            begin. The rest of ``wait_share`` is the transfer from the worker, which more workers do not shorten.
-        loader_images_per_s: Rate that the loader could have delivered.
-        cores: Average number of cores that loader and step kept busy.
-        cost_s: Seconds of one worker for one image.
-        verdict: Bottleneck.
-    """
-
-    workers: int
-    images_per_s: float
-    consumer_images_per_s: float
-    wait_share: float
+    workers: int  # number of worker processes, or of decode threads
+    images_per_s: float  # rate of the loop
+    consumer_images_per_s: float  # rate at which the step would take batches if it never waited
+    wait_share: float  # share of time in which the step waited for a batch
+    # share of time in which the step waited and the batch was being made or its worker had yet to begin. The rest of
+    # wait_share is the transfer from the worker, which more workers do not shorten.
     starved_share: float
-    loader_images_per_s: float
-    cores: float
-    cost_s: float
-    verdict: Verdict = field(repr=False)
+    loader_images_per_s: float  # rate that the loader could have delivered
+    cores: float  # average number of cores that loader and step kept busy
+    cost_s: float  # seconds of one worker for one image
+    verdict: Verdict = field(repr=False)  # bottleneck
 
 
 @dataclass(frozen=True, slots=True)
 class Tuning:
-    """The answer and its measurements; ``str`` is the line to paste.
+    """The answer and its measurements; ``str`` is the line to paste."""
 
-    Attributes:
-        looks: All looks, in order; the number of the last one is the answer.
-        has_step: Whether a step trained on the batches; otherwise the loader ran by itself.
-        prefetch_factor: Batches in flight per worker, as the loader has it.
-        most: Largest number of workers allowed.
-        engine: Engine that made the batches.
-    """
-
-    looks: tuple[Look, ...]
-    has_step: bool
-    prefetch_factor: int
-    most: int
-    engine: str
+    looks: tuple[Look, ...]  # all looks, in order; the number of the last one is the answer
+    has_step: bool  # whether a step trained on the batches; otherwise the loader ran by itself
+    prefetch_factor: int  # batches in flight per worker, as the loader has it
+    most: int  # largest number of workers allowed
+    engine: str  # engine that made the batches
 
     def __str__(self) -> str:
         return f"num_workers={self.looks[-1].workers}, prefetch_factor={self.prefetch_factor}"
@@ -189,11 +169,10 @@ def _number_of(twin: Any, sizing: Any) -> int:
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the options of ``fastload tune``."""
     add_factory_argument(parser)
-    parser.add_argument("--seconds", type=positive, default=2.0, help="length of each look (default: %(default)s)")
-    parser.add_argument(
-        "--max-workers", type=at_least(1), help="choose no more (default: the cores that there are for them)"
-    )
-    parser.add_argument("--json", action="store_true", help="print every figure for programs")
+    add = parser.add_argument
+    add("--seconds", type=positive, default=2.0, help="length of each look (default: %(default)s)")
+    add("--max-workers", type=at_least(1), help="choose no more (default: the cores that there are for them)")
+    add("--json", action="store_true", help="print every figure for programs")
 
 
 def main(args: argparse.Namespace) -> int:

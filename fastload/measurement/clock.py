@@ -13,15 +13,12 @@ class Clock(Protocol):
 
     def mark(self) -> Any:
         """Mark this point; never blocks."""
-        ...
 
     def finish(self) -> None:
         """Block until every mark has passed."""
-        ...
 
     def between_s(self, start: Any, end: Any) -> float:
         """Seconds from ``start`` to ``end``; only after :meth:`finish`."""
-        ...
 
 
 class HostClock:

@@ -27,13 +27,9 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Spread:
-    """Repeats of one measurement.
+    """Repeats of one measurement."""
 
-    Attributes:
-        values: Every repeat, in the order measured.
-    """
-
-    values: tuple[float, ...]
+    values: tuple[float, ...]  # every repeat, in the order measured
 
     def __post_init__(self) -> None:
         if not self.values:
@@ -100,7 +96,8 @@ def has_one_repeat(record: Mapping[str, Any]) -> bool:
 
 def environment() -> dict[str, Any]:
     """Describe the machine and software, so that a reader can judge or repeat the measurement."""
-    record: dict[str, Any] = {
+    on_gpu = torch.cuda.is_available()
+    return {
         "date": datetime.now(UTC).isoformat(timespec="seconds"),
         "commit": _commit(),
         "cpu": cpu_model(),
@@ -112,15 +109,10 @@ def environment() -> dict[str, Any]:
         "torchvision": version_of("torchvision"),
         "pillow": _pillow_version(),
         "fastload": __version__,
-        "gpu": None,
-        "driver": None,
-        "cuda": None,
+        "gpu": torch.cuda.get_device_name() if on_gpu else None,
+        "driver": _driver_version() if on_gpu else None,
+        "cuda": torch.version.cuda if on_gpu else None,
     }
-    if torch.cuda.is_available():
-        record["gpu"] = torch.cuda.get_device_name()
-        record["driver"] = _driver_version()
-        record["cuda"] = torch.version.cuda
-    return record
 
 
 def write_json(path: str | Path, record: Mapping[str, Any]) -> Path:

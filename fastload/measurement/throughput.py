@@ -29,21 +29,13 @@ FEW_STEPS = 3  # least steps to measure a rate over, however short the time
 
 @dataclass(frozen=True, slots=True)
 class Rate:
-    """The measured rate of a loop.
+    """The measured rate of a loop."""
 
-    Attributes:
-        images_per_s: Samples per second.
-        wait_share: Share of the time in which nothing was computed because the next batch was not there.
-        steps: Number of steps measured.
-        seconds: Their duration.
-        cores: Average number of cores that this process and its workers kept busy.
-    """
-
-    images_per_s: float
-    wait_share: float
-    steps: int
-    seconds: float
-    cores: float = 0.0
+    images_per_s: float  # samples per second
+    wait_share: float  # share of the time in which nothing was computed because the next batch was not there
+    steps: int  # number of steps measured
+    seconds: float  # their duration
+    cores: float = 0.0  # average number of cores that this process and its workers kept busy
 
 
 class EmptyLoaderError(UsageError):

@@ -32,8 +32,6 @@ _sequence_number: Final[Any] = getattr(torch._C._autograd, "_get_sequence_nr", l
 _graph_task: Final[Any] = torch._C._current_graph_task_id
 _variable: Final[Any] = torch.autograd.Variable  # older versions of torch do not declare its engine
 _engine: Final[Any] = _variable._execution_engine
-
-
 _hooked_on: Final[set[torch.device]] = set()
 
 

@@ -166,16 +166,11 @@ _calls: Final = _Calls()
 
 
 class _Hooks:
-    """A module's two hooks, shared by copies of the model, recreated in other processes.
-
-    Args:
-        name: Name of the forward range.
-        is_root: Whether the module is the whole model, which other modules rarely call.
-    """
+    """A module's two hooks, shared by copies of the model, recreated in other processes."""
 
     def __init__(self, name: str, is_root: bool) -> None:
         self._name = name
-        self._is_root = is_root
+        self._is_root = is_root  # the whole model, which other modules rarely call
         self._ended = False
 
     def end(self) -> None:

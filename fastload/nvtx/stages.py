@@ -6,6 +6,7 @@ aggregates over batches.
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import functools
 import importlib.metadata
@@ -58,18 +59,6 @@ def _attach() -> Any:
     return None if domain.get_event_attributes(message="fetch") is None else domain
 
 
-class _Off:
-    """The shared null context of all stages while no tool is attached."""
-
-    __slots__ = ()
-
-    def __enter__(self) -> None:
-        return None
-
-    def __exit__(self, *_: object) -> None:
-        return None
-
-
 class _Attributes(threading.local):
     """Event attributes by name and colour, per thread: threads that shared them could swap payloads."""
 
@@ -96,7 +85,7 @@ class _Range:
 
 _domain: Final[Any] = _attach()
 _attributes: Final = _Attributes()
-_OFF: Final = _Off()
+_OFF: Final = contextlib.nullcontext()  # of all stages while no tool is attached
 
 
 def attributes(name: str, colour: int, payload: int | None = None) -> Any:

@@ -14,11 +14,8 @@ from typing import TYPE_CHECKING, Any, Final
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-SHOWN_MAX: Final = 16
-"""Number of distinct loaders (by place and plan) to print; the rest is counted."""
-
-LINES_MAX: Final = 60
-"""Number of lines to print of one plan."""
+SHOWN_MAX: Final = 16  # number of distinct loaders (by place and plan) to print; the rest is counted
+LINES_MAX: Final = 60  # number of lines to print of one plan
 
 
 @dataclass
@@ -36,10 +33,8 @@ class LoaderLog:
     """Records each loader when it is iterated and reports at exit.
 
     A forked child starts with an empty log. Loaders are held weakly and their plans as text. A loader that was never
-    iterated is not reported: naming its device could start the driver, which breaks a later fork.
-
-    Args:
-        users_of: Called at exit; returns the modules that hold the patched ``DataLoader``.
+    iterated is not reported: naming its device could start the driver, which breaks a later fork. ``users_of`` returns,
+    at exit, the modules that hold the patched ``DataLoader``.
     """
 
     def __init__(self, users_of: Callable[[], Sequence[str]]) -> None:

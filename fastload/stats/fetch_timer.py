@@ -20,12 +20,9 @@ from fastload.torch_workers.signals import Finalizer
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-CLOSELY_S: Final = 0.002
-"""Length of a fetch after which the next one is divided, which takes about 5 µs."""
-
+CLOSELY_S: Final = 0.002  # length of a fetch after which the next one is divided, which takes about 5 µs
 CLOSELY_EVERY: Final = 64
-SAMPLER_AFTER_S: Final = 0.15
-"""Seconds of fetching before the stack sampler starts, so that short programs have none."""
+SAMPLER_AFTER_S: Final = 0.15  # seconds of fetching before the stack sampler starts, so that short programs have none
 
 (_BATCHES, _IMAGES, _FETCH, _COLLATE, _LOOKED, _BUSY, _QUEUED, _DECODE, _PYTHON, _SAMPLES) = range(len(FIGURES))
 
@@ -33,10 +30,7 @@ SAMPLER_AFTER_S: Final = 0.15
 class WorkerCounters:
     """Writes one worker's column of a :class:`SharedCounters`; used in the worker.
 
-    Args:
-        shared: Shared with the training process.
-        worker: The column's number.
-        whole_process: Whether to count the processor time of all threads, as in a worker process.
+    ``whole_process`` counts the processor time of all threads, as in a worker process.
     """
 
     __slots__ = (
@@ -63,7 +57,7 @@ class WorkerCounters:
         self._waits: dict[str, float] = {}
         self._computes: dict[str, float] = {}
         sampled = shared.sampled and hasattr(time, "pthread_getcpuclockid")
-        self._sampler = StackSampler(self._is_fetching, self._record) if sampled else None
+        self._sampler = StackSampler(lambda: self.is_fetching, self._record) if sampled else None
 
     def begin(self, *, closely: bool = False) -> None:
         """Record that a fetch begins, which is divided if ``closely``, and otherwise now and then."""
@@ -104,8 +98,11 @@ class WorkerCounters:
             shared.note(batch, self.images, self.began, split, now)
         shared.add(worker, _BATCHES, 1)
         self._fetched_s += took
-        if self._sampler is not None and self._fetched_s > SAMPLER_AFTER_S:
-            self._sample_stack()
+        if (sampler := self._sampler) is not None and self._fetched_s > SAMPLER_AFTER_S:
+            if sampler.is_done:
+                self.close()
+            else:
+                sampler.start()
 
     @property
     def is_quick(self) -> bool:
@@ -136,17 +133,6 @@ class WorkerCounters:
         except (OSError, IndexError, ValueError):
             self._queue = -1
             return 0.0
-
-    def _sample_stack(self) -> None:
-        sampler = self._sampler
-        if sampler is not None:
-            if sampler.is_done:
-                self.close()
-            else:
-                sampler.start()
-
-    def _is_fetching(self) -> bool:
-        return self.is_fetching
 
     def _record(self, computed_s: float, waited_s: float, in_codec: bool, place: str) -> None:
         self._shared.add(self._worker, _SAMPLES, 1)

@@ -8,12 +8,7 @@ from typing import Any, Final
 
 import torch
 
-EVERY_S: Final = 1.0
-"""Seconds between queries.
-
-The driver keeps several samples a second for many seconds, so none is missed.
-"""
-
+EVERY_S: Final = 1.0  # seconds between queries; the driver keeps many seconds of samples, so none is missed
 SHORT_S: Final = 0.1
 """Longest batch interval for which the driver's last rate is used in place of samples.
 
@@ -25,10 +20,7 @@ but always the same part of a long one, such as the moment before a batch is cop
 class Utilization:
     """Reads a GPU's utilization at most once a second. For one thread at a time.
 
-    Failures are silent: no nvidia-ml-py, no driver, a partitioned GPU.
-
-    Args:
-        device: With an index.
+    The device has an index. Failures are silent: no nvidia-ml-py, no driver, a partitioned GPU.
     """
 
     def __init__(self, device: torch.device) -> None:
@@ -45,10 +37,8 @@ class Utilization:
     def look(self, between_s: float) -> tuple[int, float]:
         """Return the number of new samples and the sum of their busy shares.
 
-        May take a millisecond once a second, and longer the first time in a process.
-
-        Args:
-            between_s: Seconds from batch to batch.
+        May take a millisecond once a second, and longer the first time in a process. ``between_s`` are the seconds from
+        batch to batch.
         """
         now = time.monotonic()
         if self._is_blind or now < self._due:

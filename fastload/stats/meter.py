@@ -26,9 +26,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
 _STAGES_HERE: Final = ("before", "fetch", "collate", "hand-over")
-
-AT_ONCE_S: Final = 30e-6
-"""Shortest wait that is divided; in a shorter one the batch was ready."""
+AT_ONCE_S: Final = 30e-6  # shortest wait that is divided; in a shorter one the batch was ready
 
 
 class Meter:
@@ -155,10 +153,8 @@ class Meter:
             for figure in FIGURES:
                 totals[f"made:{figure}"] += shared.total(figure)
             if (here := self.worker_counters) is not None:
-                totals["made:batches"] += here.timed_batches
-                totals["made:images"] += here.timed_images
-                totals["made:fetch_s"] += here.timed_fetch_s
-                totals["made:collate_s"] += here.timed_collate_s
+                for figure in ("batches", "images", "fetch_s", "collate_s"):
+                    totals[f"made:{figure}"] += getattr(here, f"timed_{figure}")
         return totals
 
     def places(self) -> tuple[tuple[str, ...], tuple[str, ...]]:
@@ -262,9 +258,7 @@ class NextData:
 def counters_for(loader: Any, before: Totals) -> SharedCounters:
     """Create the shared counters for one iterator of ``loader``.
 
-    Args:
-        loader: The loader.
-        before: Counts over all its epochs. Stacks that have been sampled for a second or two are not any more.
+    By the counts ``before``, stacks that have been sampled for a second or two are not any more.
     """
     workers = loader.num_workers
     sampled = before["made:samples"] < SAMPLES * max(1, workers)

@@ -16,9 +16,7 @@ if TYPE_CHECKING:
     from fastload.stats.stats import Stats
 
 T = TypeVar("T")
-
-EVERY_S: Final = 0.25
-"""Seconds between updates of the figures: people read no faster."""
+EVERY_S: Final = 0.25  # seconds between updates of the figures: people read no faster
 
 
 def progress(loader: Iterable[T], **bar: Any) -> Iterator[T]:
@@ -70,10 +68,7 @@ def _bar(loader: Iterable[T], tqdm: Any, options: dict[str, Any]) -> Iterator[T]
 
 @contextlib.contextmanager
 def terminal_bar(total: int | None, desc: str) -> Iterator[Callable[[], object]]:
-    """Show a bar if stderr is a terminal; yields the function that advances it.
-
-    Without tqdm nothing is shown.
-    """
+    """Show tqdm's bar if stderr is a terminal; yields the function that advances it."""
     if importlib.util.find_spec("tqdm") is None or not sys.stderr.isatty():
         yield lambda: None
         return

@@ -9,31 +9,18 @@ from fastload.stats.stats import Totals
 
 @dataclass(slots=True)
 class StageCounts:
-    """Counts of batches and images, and the seconds that they took.
+    """Counts of batches and images, and the seconds that they took."""
 
-    Attributes:
-        work: See ``_core.Pool.work_times``.
-        batches: Number of decoded batches.
-        images: Of those.
-        gpu_images: How many of those a GPU decoded.
-        python_batches: Number of batches with samples made in Python.
-        python_images: Number of such samples.
-        python_s: Of making them.
-        collate_s: Of collating targets.
-        finish_s: Of making images of pixels.
-        has_epilogue: Whether that is a stage of its own.
-    """
-
-    work: tuple[float, float, float, float] = (0.0, 0.0, 0.0, 0.0)
-    batches: int = 0
-    images: int = 0
-    gpu_images: int = 0
-    python_batches: int = 0
-    python_images: int = 0
-    python_s: float = 0.0
-    collate_s: float = 0.0
-    finish_s: float = 0.0
-    has_epilogue: bool = True
+    work: tuple[float, float, float, float] = (0.0, 0.0, 0.0, 0.0)  # see _core.Pool.work_times
+    batches: int = 0  # number of decoded batches
+    images: int = 0  # of those
+    gpu_images: int = 0  # how many of those a GPU decoded
+    python_batches: int = 0  # number of batches with samples made in Python
+    python_images: int = 0  # number of such samples
+    python_s: float = 0.0  # of making them
+    collate_s: float = 0.0  # of collating targets
+    finish_s: float = 0.0  # of making images of pixels
+    has_epilogue: bool = True  # whether that is a stage of its own
 
     def totals(self) -> Totals:
         """Time spent by stage."""

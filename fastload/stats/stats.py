@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from fastload._display import card, table
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-COMPARED_MIN: Final = 16
-"""Least number of timed steps on either side that are compared."""
+COMPARED_MIN: Final = 16  # least number of timed steps on either side that are compared
+_SUMS: Final = (  # fields of Stats that are sums of the same name
+    *("batches", "images", "python_images", "gpu_images", "thread_images", "copied", "device_bytes", "slot_batches"),
+    *("epochs", "startup_s", "wait_s", "step_s"),
+)
 
 
 class Totals(dict[str, float]):
@@ -344,41 +347,23 @@ def make_stats(
     gpu_decode_bytes: int = 0,
     stack_totals: Mapping[str, float] | None = None,
 ) -> Stats:
-    """Make :class:`Stats` from counts.
+    """Make :class:`Stats`, which explains arguments of the same name, from counts.
 
-    Args:
-        totals: From :class:`~fastload.stats.meter.Meter`, the transfers and the scheduler.
-        places: Where workers waited and computed.
-        missed: See :class:`Stats`.
-        workers: See :class:`Stats`.
-        slots: Their number, the bytes of each, and of all.
-        index: Its bytes, and the images that were decoded with it.
-        queues: See :class:`Stats`.
-        gpu_decode_bytes: See :class:`Stats`.
-        stack_totals: Counts whose stack samples are used if ``totals`` has none: workers are sampled for some seconds
-            only.
+    ``totals`` are from :class:`~fastload.stats.meter.Meter`, the transfers and the scheduler; ``places`` are where
+    workers waited and computed. ``slots`` are their number, the bytes of each, and of all; ``index`` is its bytes,
+    and the images that were decoded with it. ``stack_totals`` are counts whose stack samples are used if ``totals``
+    has none: workers are sampled for some seconds only.
     """
     now = queues or {}
     return Stats(
-        batches=int(totals["batches"]),
-        images=int(totals["images"]),
-        python_images=int(totals["python_images"]),
-        gpu_images=int(totals["gpu_images"]),
-        thread_images=int(totals["thread_images"]),
+        **_figures(Stats, totals, {name: name for name in _SUMS}),
         gpu_decode_bytes=gpu_decode_bytes,
-        copied=int(totals["copied"]),
-        device_bytes=int(totals["device_bytes"]),
-        slot_batches=int(totals["slot_batches"]),
         missed=MappingProxyType({why: count for why, count in (missed or {}).items() if count}),
         slots=slots[0],
         slot_bytes=slots[1],
         pinned_bytes=slots[2],
         index_bytes=index[0],
         indexed=index[1],
-        epochs=int(totals["epochs"]),
-        startup_s=totals["startup_s"],
-        wait_s=totals["wait_s"],
-        step_s=totals["step_s"],
         waited_for=MappingProxyType(
             {key.partition(":")[2]: seconds for key, seconds in totals.items() if key.startswith("waited:") and seconds}
         ),
@@ -430,17 +415,11 @@ def _fetch(totals: Totals, places: tuple[tuple[str, ...], tuple[str, ...]], stac
 def _device(totals: Totals) -> DeviceTimes | None:
     if not totals["device:copies"]:
         return None
-    return DeviceTimes(
-        steps=totals["device:steps"],
-        total_s=totals["device:total_s"],
-        idle_s=totals["device:idle_s"],
-        copying_s=totals["device:copying_s"],
-        decoding_s=totals["device:decoding_s"],
-        gpu_steps=int(totals["device:gpu_steps"]),
-        gpu_busy_s=totals["device:gpu_busy_s"],
-        thread_steps=int(totals["device:threads_steps"]),
-        thread_busy_s=totals["device:threads_busy_s"],
-        copies=int(totals["device:copies"]),
-        copied_bytes=int(totals["device:copied_bytes"]),
-        pageable_bytes=int(totals["device:pageable_bytes"]),
-    )
+    of_field = {each.name: f"device:{each.name.replace('thread_', 'threads_')}" for each in fields(DeviceTimes)}
+    return DeviceTimes(**_figures(DeviceTimes, totals, of_field))
+
+
+def _figures(kind: type[Any], totals: Totals, of_field: Mapping[str, str]) -> dict[str, Any]:
+    """Fields of a dataclass from the sums of these names; whole where declared so."""
+    whole = {each.name for each in fields(kind) if each.type == "int"}
+    return {name: int(totals[key]) if name in whole else totals[key] for name, key in of_field.items()}

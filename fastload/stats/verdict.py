@@ -10,14 +10,9 @@ from typing import TYPE_CHECKING, Any, Final
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-STALL_MIN: Final = 0.1
-"""Least share of waiting at which the loader is the bottleneck."""
-
-BUSY_MIN: Final = 0.9
-"""Share of the time from which on a busy device is the bottleneck."""
-
-DECODE_COST_MIN: Final = 0.02
-"""Least share of a step that decoding on the GPU must take to be worth a remedy."""
+STALL_MIN: Final = 0.1  # least share of waiting at which the loader is the bottleneck
+BUSY_MIN: Final = 0.9  # share of the time from which on a busy device is the bottleneck
+DECODE_COST_MIN: Final = 0.02  # least share of a step that decoding on the GPU must take to be worth a remedy
 
 MORE_WORKERS: Final = "raise num_workers up to the cores that there are"
 """Part of remedies that is left out where there are as many workers as cores."""

@@ -37,21 +37,13 @@ _CAP_SYS_ADMIN: Final = 21
 
 @dataclass(frozen=True, slots=True)
 class Link:
-    """The link between host memory and a GPU.
+    """The link between host memory and a GPU."""
 
-    Attributes:
-        kind: ``"PCIe"`` or ``"NVLink-C2C"``.
-        generation: PCIe generation in use; an idle GPU may run at a lower one.
-        width: Lanes in use.
-        max_generation: The highest generation that both the GPU and its slot support.
-        max_width: The most lanes that both support.
-    """
-
-    kind: str
-    generation: int | None = None
-    width: int | None = None
-    max_generation: int | None = None
-    max_width: int | None = None
+    kind: str  # "PCIe" or "NVLink-C2C"
+    generation: int | None = None  # PCIe generation in use; an idle GPU may run at a lower one
+    width: int | None = None  # lanes in use
+    max_generation: int | None = None  # the highest generation that both the GPU and its slot support
+    max_width: int | None = None  # the most lanes that both support
 
     @property
     def bytes_per_s(self) -> float | None:

@@ -19,11 +19,7 @@ SIMD_DIFFERENT_VALUES: Final = 0.021
 
 
 def check_pil(*, measure: bool = True) -> Check:
-    """Check which Pillow decodes images in the workers.
-
-    Args:
-        measure: Time decoding and resizing (half a second, one core).
-    """
+    """Check which Pillow decodes images; ``measure`` times it (half a second, one core)."""
     pillow, simd = version_of("pillow"), version_of("pillow-simd")
     try:
         import PIL
@@ -101,10 +97,7 @@ def _median_s(work: Callable[[], object], repeats: int = 5, seconds: float = 0.0
 
 
 def _photograph_like_jpeg() -> bytes:
-    """A JPEG with a photograph's bytes per pixel, from a fixed seed.
-
-    53 KB for 500 x 400 at quality 90.
-    """
+    """A JPEG with a photograph's bytes per pixel, 53 KB for 500x400 at quality 90."""
     import numpy as np
     from PIL import Image
 

@@ -25,15 +25,10 @@ _COLOURS: Final = {"ok": "green", "note": "cyan", "warning": "yellow", "missing"
 
 @dataclass(frozen=True, slots=True)
 class MachineReport:
-    """The doctor's report.
+    """The doctor's report."""
 
-    Attributes:
-        version: fastload's version.
-        checks: All checks, in the order shown.
-    """
-
-    version: str
-    checks: tuple[Check, ...]
+    version: str  # fastload's version
+    checks: tuple[Check, ...]  # all checks, in the order shown
 
     @property
     def ok(self) -> bool:

@@ -38,41 +38,28 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "Run a Python program with FastLoader in the place of torch.utils.data.DataLoader, in its child processes too. "
         "Options set the defaults of FastLoader's own arguments."
     )
-    parser.add_argument("--device", type=_device, metavar="DEVICE", help="where batches go: auto, cpu, cuda, cuda:1")
-    parser.add_argument("--memory-format", choices=("channels_last", "contiguous", "preserve"), help="of 4-D images")
-    parser.add_argument(
+    add = parser.add_argument
+    add("--device", type=_device, metavar="DEVICE", help="where batches go: auto, cpu, cuda, cuda:1")
+    add("--memory-format", choices=("channels_last", "contiguous", "preserve"), help="of 4-D images")
+    add(
         "--dtype",
         choices=("bfloat16", "float16", "float32", "float64"),
         help="cast floating-point tensors to this, on the device",
     )
-    parser.add_argument(
-        "--device-prefetch", type=at_least(0), metavar="N", help="batches copied ahead of the one in use"
-    )
-    parser.add_argument(
-        "--engine", choices=("auto", "torch", "native"), help="run the pipeline natively where it can be"
-    )
-    parser.add_argument(
-        "--max-pinned-bytes", type=at_least(0), metavar="N", help="most bytes of pinned memory; 0 for none"
-    )
-    parser.add_argument(
-        "--randomness", choices=("worker", "sample"), help="what random draws depend on: worker, or sample"
-    )
-    parser.add_argument(
+    add("--device-prefetch", type=at_least(0), metavar="N", help="batches copied ahead of the one in use")
+    add("--engine", choices=("auto", "torch", "native"), help="run the pipeline natively where it can be")
+    add("--max-pinned-bytes", type=at_least(0), metavar="N", help="most bytes of pinned memory; 0 for none")
+    add("--randomness", choices=("worker", "sample"), help="what random draws depend on: worker, or sample")
+    add(
         "--inexact",
         dest="exact",
         action="store_const",
         const=False,
         help="run torchvision's GaussianBlur natively, at most 1 of 256 levels off",
     )
-    parser.add_argument(
-        "--max-index-bytes", type=at_least(0), metavar="N", help="most bytes of the JPEG files' index; 0 for none"
-    )
-    parser.add_argument(
-        "--decode", choices=("auto", "cpu", "gpu"), help="where JPEG files are decoded; auto: on the GPU when it waits"
-    )
-    parser.add_argument(
-        "--explain", action="store_true", help="say at exit, on stderr, who uses FastLoader and every loader's plan"
-    )
+    add("--max-index-bytes", type=at_least(0), metavar="N", help="most bytes of the JPEG files' index; 0 for none")
+    add("--decode", choices=("auto", "cpu", "gpu"), help="where JPEG files are decoded; auto: on the GPU when it waits")
+    add("--explain", action="store_true", help="say at exit, on stderr, who uses FastLoader and every loader's plan")
     program = parser.add_argument_group("the program, as Python itself takes it")
     program.add_argument("-m", dest="module", nargs=argparse.REMAINDER, metavar="module", help="run a library module")
     program.add_argument("-c", dest="code", nargs=argparse.REMAINDER, metavar="code", help="run this code")

@@ -39,17 +39,14 @@ _TENSOR: Final = {
     )
 }
 
-METRICS: Final = (TIME, READ, WRITTEN, *_SCALAR, *_TENSOR)
-"""All metrics requested from ncu, if the device has them."""
+METRICS: Final = (TIME, READ, WRITTEN, *_SCALAR, *_TENSOR)  # all metrics requested from ncu, if the device has them
 
 CLASS_COLOURS: Final[dict[str, str]] = {
     "compute-bound": "#c0392b",
     "memory-bound": "#2a7f62",
     "latency-bound": "#8d99a6",
 }
-LABELLED: Final = 12
-"""Number of points labelled in the picture: the longest."""
-
+LABELLED: Final = 12  # number of points labelled in the picture: the longest
 _NEEDED: Final = (TIME, READ, WRITTEN)
 
 _UNITS: Final = {

@@ -16,12 +16,8 @@ Class: TypeAlias = Literal["compute-bound", "memory-bound", "latency-bound"]
 TENSOR: Final = ("tensor", "tf32", "fp8", "int8", "fp64_tensor")
 """Kinds of arithmetic on tensor cores; ``"tensor"`` is bfloat16 and float16, at one rate."""
 
-SCALAR: Final = ("fp16", "fp32", "fp64")
-"""Kinds of arithmetic on other cores."""
-
-NEAR: Final = 0.6
-"""Share of a ceiling from which it bounds a kernel; below all, latency does."""
-
+SCALAR: Final = ("fp16", "fp32", "fp64")  # kinds of arithmetic on other cores
+NEAR: Final = 0.6  # share of a ceiling from which it bounds a kernel; below all, latency does
 _BYTES: Final = 1 << 30
 _SIDE: Final = 8192
 _REPEATS: Final = 7

@@ -4,14 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
-from fastload.stats.verdict import (
-    DECODE_COST_MIN,
-    LESS_ON_GPU,
-    STALL_MIN,
-    Bottleneck,
-    Verdict,
-    limit_outside_loader,
-)
+from fastload.stats.verdict import DECODE_COST_MIN, LESS_ON_GPU, STALL_MIN, Bottleneck, Verdict, limit_outside_loader
 
 if TYPE_CHECKING:
     from fastload.profiling.analysis.findings import DecodeUse, Findings, ThreadUse

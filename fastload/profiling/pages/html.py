@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 TEMPLATE: Final = Path(__file__).with_name("page.html")
 RANGES_SHOWN: Final = 40
 
+_TILE: Final = "<div class=tile><b>{}</b><span>{}</span><small>{}</small></div>"
 _PLACEHOLDER: Final = re.compile(r"%%([A-Z]+)%%")
 # Characters that could end a script, start a comment or break a line in it; in JSON they occur only in strings.
 _NOT_IN_SCRIPTS: Final = {ord(char): f"\\u{ord(char):04x}" for char in "<>&\u2028\u2029"}
@@ -41,7 +42,7 @@ def render(report: ProfileReport, timeline: Timeline) -> str:
         "VERDICT": html.escape(verdict.name),
         "EVIDENCE": html.escape(sentence("; ".join(verdict.evidence))),
         "REMEDY": html.escape(sentence(verdict.remedy)),
-        "TILES": "".join(_tile(*tile) for tile in _tiles(findings)),
+        "TILES": "".join(_TILE.format(*map(html.escape, tile)) for tile in _tiles(findings)),
         "TABLES": "".join(map(_table, tables(report.findings, RANGES_SHOWN))) + _notes(report),
         "FOOT": "<br>".join(map(html.escape, _foot(report))),
         "DATA": json.dumps(_data(timeline), separators=(",", ":")).translate(_NOT_IN_SCRIPTS),
@@ -110,11 +111,6 @@ def _tiles(findings: Findings) -> Iterable[tuple[str, str, str]]:
     if findings.layout:
         share = sum(use.share for use in findings.layout)
         yield f"{share:.0%}", "of kernels' time", "converts layouts only"
-
-
-def _tile(number: str, what: str, below: str) -> str:
-    cells = map(html.escape, (number, what, below))
-    return "<div class=tile><b>{}</b><span>{}</span><small>{}</small></div>".format(*cells)
 
 
 def _table(table: Table) -> str:

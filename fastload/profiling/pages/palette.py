@@ -48,8 +48,7 @@ DARK: Final = {
     "red": "#ff7b72",
     "red-fill": "#4a1d1f",
 }
-TEXT: Final = ("ink", "muted")
-"""Colours of text; the others are those of lines, bars and backgrounds."""
+TEXT: Final = ("ink", "muted")  # colours of text; the others are those of lines, bars and backgrounds
 
 
 def luminance(colour: str) -> float:

@@ -30,19 +30,12 @@ LAYOUT_REMEDY: Final = (
 
 @dataclass(frozen=True, slots=True)
 class ProfileReport:
-    """The report of a recording.
+    """The report of a recording."""
 
-    Attributes:
-        findings: The numbers.
-        verdict: Limit of the loop.
-        loader: The loader's own verdict on the same run, if there is one.
-        provenance: Origin of the recording, if known.
-    """
-
-    findings: Findings
-    verdict: Verdict
-    loader: str | None = None
-    provenance: Provenance | None = None
+    findings: Findings  # the numbers
+    verdict: Verdict  # limit of the loop
+    loader: str | None = None  # the loader's own verdict on the same run, if there is one
+    provenance: Provenance | None = None  # origin of the recording, if known
 
     @property
     def other_verdict(self) -> str | None:
@@ -66,10 +59,7 @@ def make_report(
 
 
 def plain_console() -> Console:
-    """A console as wide as the terminal, or as its rows in a pipe.
-
-    Prints names without interpreting markup.
-    """
+    """A console without markup, as wide as the terminal or, piped, as its rows."""
     from rich.console import Console
 
     width = shutil.get_terminal_size((_PIPED, 40)).columns
@@ -138,20 +128,14 @@ def milliseconds(seconds: float) -> str:
 
 @dataclass(slots=True)
 class Table:
-    """One table of the report, for a terminal or a page.
+    """One table of the report, for a terminal or a page."""
 
-    Attributes:
-        title: One line.
-        columns: Titles; those of right-aligned columns have a ``>`` before.
-        note: Remedy, if there is one.
-        rows: Cells of each row, and its style: ``"red"``, ``"magenta"``, ``"dim"`` or none.
-        spans: Start and length of the rows' stretches of time in ns, if they have some.
-    """
-
-    title: str
-    columns: tuple[str, ...]
-    note: str = ""
+    title: str  # one line
+    columns: tuple[str, ...]  # titles; those of right-aligned columns have a ">" before
+    note: str = ""  # remedy, if there is one
+    # cells of each row, and its style: "red", "magenta", "dim" or none
     rows: list[tuple[tuple[str, ...], str]] = field(default_factory=list)
+    # start and length of the rows' stretches of time in ns, if they have some
     spans: list[tuple[int, int]] = field(default_factory=list)
 
     def add(self, *cells: str, style: str = "") -> None:

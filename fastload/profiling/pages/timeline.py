@@ -39,19 +39,10 @@ COLOURS: Final[dict[str, str]] = {
 
 _TITLES: Final = {"h2d": "h2d, copy from pinned memory", "call": "call of CUDA", "copy": "copy to the host"}
 _PALETTE: Final = ("#8cb369", "#c9a227", "#5b8e7d", "#bc6c4b", "#7d70ba", "#3d9fb8", "#a1887f", "#9c6644")
-
-DEPTH_MAX: Final = 5
-"""Levels of nested ranges to draw; deeper ones are left out."""
-
-BARS_MAX: Final = 20_000
-"""Most bars per row; above this, bars that nearly touch are joined."""
-
-APART_MAX: Final = 3
-"""Most threads of one kind that have a row each in the picture."""
-
-GAPS: Final = 3
-"""Idle intervals of the device that the picture shows."""
-
+DEPTH_MAX: Final = 5  # levels of nested ranges to draw; deeper ones are left out
+BARS_MAX: Final = 20_000  # most bars per row; above this, bars that nearly touch are joined
+APART_MAX: Final = 3  # most threads of one kind that have a row each in the picture
+GAPS: Final = 3  # idle intervals of the device that the picture shows
 _LETTERS: Final = 110  # letters that fit in the picture's width
 _CALL_SHARE: Final = 1 / 2000  # share of the window; shorter calls of the CUDA API are left out
 

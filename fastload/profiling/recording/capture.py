@@ -34,8 +34,7 @@ T = TypeVar("T")
 VARIABLE: Final = "FASTLOAD_CAPTURE"
 """``warmup:steps``, ``warmup:steps:end`` or ``warmup:steps:exit``: see :func:`capture_from_environment`."""
 
-TRACE_VARIABLE: Final = "FASTLOAD_CAPTURE_TRACE"
-"""File for torch.profiler's trace of that window."""
+TRACE_VARIABLE: Final = "FASTLOAD_CAPTURE_TRACE"  # file for torch.profiler's trace of that window
 
 REPORT_VARIABLE: Final = "FASTLOAD_CAPTURE_REPORT"
 """File for the verdict of the loader's own report on that window, as JSON."""
@@ -176,14 +175,8 @@ class CaptureIterator(Generic[T]):
 class Window:
     """Counts batches, opens the window, marks steps, closes it.
 
-    Independent of the loader, and valid in one process only.
-
-    Args:
-        warmup: Batches before it.
-        steps: Batches in it.
-        afterwards: What the loop does when it is over.
-        trace: File for torch.profiler's trace.
-        may_open: Called once before opening; if it returns false, the window never opens.
+    Independent of the loader, and valid in one process only. It never opens if ``may_open``, called once before,
+    returns false.
     """
 
     _open: Window | None = None  # one at a time: the profiler is per process
@@ -298,7 +291,8 @@ class Window:
                 if not Path(str(self._trace)).exists():
                     raise FileNotFoundError(f"torch.profiler could not write {self._trace}")
             if during is not None:
-                _write_report(during)
+                path = _of_rank(Path(os.environ[REPORT_VARIABLE]))
+                path.write_text(json.dumps(report(during).verdict.to_dict()), encoding="utf-8")
         except OSError as error:
             _warn(f"{error}; the program goes on without what should have been written there")
 
@@ -423,11 +417,6 @@ def _of_rank(path: Path) -> Path:
         stem, dot, suffix = path.name.partition(".")
         return path.with_name(f"{stem}.rank{rank}{dot}{suffix}")
     return path
-
-
-def _write_report(stats: Stats) -> None:
-    path = _of_rank(Path(os.environ[REPORT_VARIABLE]))
-    path.write_text(json.dumps(report(stats).verdict.to_dict()), encoding="utf-8")
 
 
 def _has_cuda() -> bool:

@@ -8,9 +8,7 @@ from typing import TYPE_CHECKING, TypeAlias, TypeVar
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
-Interval: TypeAlias = tuple[int, int]
-"""Start and end in nanoseconds; the end is exclusive."""
-
+Interval: TypeAlias = tuple[int, int]  # start and end in nanoseconds; the end is exclusive
 T = TypeVar("T")
 
 

@@ -95,7 +95,9 @@ class _NsysReader:
         active = {event.thread for event in [*events, *os_calls]}
         processes = {thread.process for thread in active}
         # Nsight lists every thread of the system.
-        names = {thread: name for thread, name in self._thread_names().items() if thread.process in processes}
+        rows = self._rows("ThreadNames", ("nameId", "priority", "globalTid"), "ORDER BY 2")
+        named = {thread_of(row["globalTid"]): self._string(row["nameId"]) for row in rows}
+        names = {thread: name for thread, name in named.items() if thread.process in processes}
         note = "calls of the operating system were not recorded: reads and sleeps are not told from computing"
         return Recording(
             source="nsys",
@@ -110,10 +112,6 @@ class _NsysReader:
             devices={row["id"]: row["name"] or "GPU" for row in self._rows("TARGET_INFO_GPU", ("id", "name"))},
             notes=() if os_calls else (note,),
         )
-
-    def _thread_names(self) -> dict[ThreadKey, str]:
-        rows = self._rows("ThreadNames", ("nameId", "priority", "globalTid"), "ORDER BY 2")
-        return {thread_of(row["globalTid"]): self._string(row["nameId"]) for row in rows}
 
     def _ranges(self) -> tuple[Range, ...]:
         wanted = ("start", "end", "eventType", "text", "textId", "globalTid", "domainId")

@@ -9,6 +9,7 @@ import gzip
 import json
 import re
 from collections import Counter, defaultdict
+from operator import attrgetter
 from typing import TYPE_CHECKING, Any, Final
 
 from fastload.nvtx.stages import DOMAIN
@@ -172,15 +173,16 @@ class _TorchReader:
                 "no kernel was recorded, although there is a GPU: the steps launched none, or torch.profiler could not "
                 "record them (KINETO_LOG_LEVEL=0 in the environment has it say why)"
             )
+        start = attrgetter("start_ns")
         return Recording(
             source="torch.profiler",
             start_ns=window[0],
             end_ns=window[1],
             threads=assign_roles(names, main, kept),
             ranges=tuple(sorted(kept, key=lambda span: (span.start_ns, -span.end_ns))),
-            calls=tuple(sorted(self._calls, key=_start)),
-            kernels=tuple(sorted(self._kernels, key=_start)),
-            copies=tuple(sorted(self._copies, key=_start)),
+            calls=tuple(sorted(self._calls, key=start)),
+            kernels=tuple(sorted(self._kernels, key=start)),
+            copies=tuple(sorted(self._copies, key=start)),
             devices={device: self._devices.get(device, "GPU") for device in sorted(used)},
             notes=tuple(notes),
         )
@@ -202,7 +204,3 @@ def _way(name: str) -> tuple[Direction, Memory]:
     direction = _DIRECTIONS.get(found[1], "other")
     host = found[2] if direction == "host to device" else found[3]
     return direction, "device" if direction == "device to device" else _MEMORIES.get(host, "unknown")
-
-
-def _start(event: Span) -> int:
-    return event.start_ns

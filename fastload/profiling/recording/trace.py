@@ -21,18 +21,10 @@ Role: TypeAlias = Literal["main", "feeder", "worker", "decode", "backward", "oth
 Memory: TypeAlias = Literal["pageable", "pinned", "device", "managed", "unknown"]
 
 Direction: TypeAlias = Literal["host to device", "device to host", "device to device", "other"]
-
-STAGES: Final[tuple[str, ...]] = get_args(StageName)
-"""The loader's own ranges, in the domain ``fastload``."""
-
-LOADING: Final = ("fetch", "collate", "h2d")
-"""Stages of the loader's threads and processes other than decode threads."""
-
-OPERATOR: Final = "operator"
-"""The domain of torch's operators, which are not NVTX ranges but show the host's work."""
-
-STEP: Final = "step"
-"""The range that the capture window puts around each training step, in the domain ``fastload``."""
+STAGES: Final[tuple[str, ...]] = get_args(StageName)  # the loader's own ranges, in the domain `fastload`
+LOADING: Final = ("fetch", "collate", "h2d")  # stages of the loader's threads and processes other than decode threads
+OPERATOR: Final = "operator"  # the domain of torch's operators, which are not NVTX ranges but show the host's work
+STEP: Final = "step"  # the range that the capture window puts around each training step, in the domain `fastload`
 
 # cuDNN and similar libraries name their conversions; torch's layout copies are indistinct element-wise kernels.
 _LAYOUT: Final = re.compile(r"nchw\w{0,12}nhwc|nhwc\w{0,12}nchw|convertTensor|nchwAddPadding", re.IGNORECASE)

@@ -33,10 +33,7 @@ class Watch:
         self.in_fastload = 0
 
     def find_spec(
-        self,
-        name: str,
-        path: "Sequence[str] | None" = None,
-        target: "ModuleType | None" = None,
+        self, name: str, path: "Sequence[str] | None" = None, target: "ModuleType | None" = None
     ) -> "ModuleSpec | None":
         """Find torch and fastload's modules by the other finders, and observe their execution."""
         package = name.partition(".")[0]

@@ -398,7 +398,7 @@ class StagedFiles:
                     self._began.record()
                 with stage("decode"):
                     self._bad.copy_(self._decode(files, pixels), non_blocking=True)
-                    if 0 < point_bytes <= len(self._memory) - used:  # else the index learns nothing of this batch
+                    if point_bytes:
                         self._points = self._memory[used : used + point_bytes]
                         self._points.copy_(files[used : used + point_bytes], non_blocking=True)
             except torch.OutOfMemoryError:

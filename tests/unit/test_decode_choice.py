@@ -121,6 +121,20 @@ def test_the_other_side_is_asked_rarely() -> None:
     assert 3 <= len(starved.probes) <= 12
 
 
+@pytest.mark.parametrize("epochs_of", [33, 50])
+def test_it_may_be_asked_with_an_epochs_first_batch(epochs_of: int) -> None:
+    asked = run(replace(MACHINES["threads do not"], epochs_of=epochs_of), DecodePolicy(), 4000).probes
+    assert any(batch > 0 and batch % epochs_of == 0 for batch in asked)
+    assert 8 <= len(asked) <= 12
+
+
+def test_it_is_asked_again_if_the_rest_of_an_epoch_was_dropped() -> None:
+    machine, policy = MACHINES["threads do not"], DecodePolicy()
+    run(machine, policy, 52)
+    assert [policy.choose()[1] for _ in range(3)] == [True, False, False]  # of batches that are never passed on
+    assert len(run(machine, policy, 1000).probes) == 3
+
+
 def test_files_that_the_index_does_not_know_are_no_evidence_about_the_gpu() -> None:
     machine = Machine(threads=2, step_s=0.02, decodable_at=400)
     policy = DecodePolicy()

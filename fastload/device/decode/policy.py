@@ -224,6 +224,8 @@ class DecodePolicy:
             self._settle = max(self._settle, SETTLE_EPOCH)
             self._look_in, self._look_wait = 0, 1
             self._new_share = 0.0
+            if self._awaits_probe and not self._until_probe:  # it was dropped with the rest of an epoch
+                self._until_probe = 1
             self._open_window(steps)
 
     @property
@@ -269,17 +271,15 @@ class DecodePolicy:
             self._learn_needs(made)
             if self.on_gpu and self._batch <= _WINDOW and self._is_slow(self.side, self.needed_s):
                 self._turn("threads", f"{self._needs()}, less than the GPU's {_ms(self.kernel_s)}")
-            side = self._side_of(made)
-            if side is None:
-                return
-            if not made.interval_s or self._is_pause(made):
+            side, probes = self._side_of(made), self._phase == "probe"
+            if probes:  # whatever the interval is: an epoch's first batch may be the probe
+                self._after_probe(made.probed > 0)
+            if side is None or not made.interval_s or self._is_pause(made):
                 return
             self._total_s += made.interval_s
-            if self._phase == "probe":
-                self._after_probe(made.probed > 0)
-            elif side != self.side:  # it was prepared before a change
+            if probes or side != self.side:  # the latter was prepared before a change
                 return
-            elif self._phase == "trial":
+            if self._phase == "trial":
                 self._in_trial(made)
             elif self._settle:
                 self._settle -= 1
@@ -452,9 +452,13 @@ class DecodePolicy:
         self._phase, self._settle, self._far, self._lost_s = "trial", SETTLE, 0, 0.0
         self.side = side
 
+    @property
+    def _awaits_probe(self) -> bool:
+        return self._phase == "probe" and self._settle == SETTLE + 1
+
     def _after_probe(self, is_probe: bool) -> None:
         """Measure nothing until the batch with the probe and some behind it have come."""
-        if self._settle == SETTLE + 1 and not is_probe:  # it has not come yet
+        if self._awaits_probe and not is_probe:
             return
         self._settle -= 1
         if not self._settle:

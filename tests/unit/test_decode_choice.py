@@ -14,7 +14,7 @@ from costs import in_calls
 from decode_machines import Always, Machine, changed, lost, run
 
 from fastload.device.decode.choice import DecodeChoice
-from fastload.device.decode.policy import HOLD_MIN, SETTLE, TRIAL_MAX, TRIAL_MIN, DecodedBatch, DecodePolicy
+from fastload.device.decode.policy import HOLD_MIN, SETTLE, TRIAL_MAX, TRIAL_MIN, DecodedBatch, DecodePolicy, probed_of
 from fastload.stats.stats import Totals
 
 TOLERATED = 0.02
@@ -133,6 +133,10 @@ def test_it_is_asked_again_if_the_rest_of_an_epoch_was_dropped() -> None:
     run(machine, policy, 52)
     assert [policy.choose()[1] for _ in range(3)] == [True, False, False]  # of batches that are never passed on
     assert len(run(machine, policy, 1000).probes) == 3
+
+
+def test_a_probe_has_no_more_samples_than_its_batch() -> None:
+    assert [probed_of(samples) for samples in (0, 1, 2, 15, 16, 256)] == [0, 1, 1, 1, 2, 32]
 
 
 def test_files_that_the_index_does_not_know_are_no_evidence_about_the_gpu() -> None:

@@ -7,6 +7,7 @@ import threading
 import weakref
 from typing import Any
 
+import pytest
 import torch
 
 from fastload.device import nvrtc
@@ -114,6 +115,12 @@ def test_room_for_files_grows_when_they_did_not_fit():
         assert decoder._bytes_per_image == bytes_per_image
     decoder.learn(2, 1 << 24)
     assert decoder._bytes_per_image == 1 << 19  # half of what a batch may take
+
+
+@pytest.mark.parametrize("views", [1, 2])
+def test_a_batch_of_more_images_than_a_launch_has_is_left_to_the_threads(views):
+    pixels = torch.zeros(65_536, 1, 1, 3, dtype=torch.uint8)
+    assert decoder_on_host().files(pixels, lambda pixels: [*pixels.chunk(views)]) is None
 
 
 class Points:

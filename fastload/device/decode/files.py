@@ -190,8 +190,8 @@ class Decoder:
         by_view: Callable[[torch.Tensor], list[torch.Tensor]],
         new_file: NewFile = "find",
         most_samples: int | None = None,
-    ) -> StagedFiles:
-        """Make room for the files of a batch.
+    ) -> StagedFiles | None:
+        """Make room for the files of a batch; None if it has too many images.
 
         Args:
             pixels: The batch's on the host.
@@ -200,6 +200,9 @@ class Decoder:
                 ``"scan"`` them first.
             most_samples: Samples behind the first so many are left to the threads.
         """
+        views = by_view(pixels)
+        if len(views) * len(views[0]) > _GRID_MAX:
+            return None
         # The pipeline's thread has not kept up with what is found.
         to_learn = self.to_learn() if len(self._found) > 1 else None
         how = new_file, most_samples, to_learn

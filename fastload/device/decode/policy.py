@@ -126,7 +126,7 @@ class DecodedBatch(NamedTuple):
 
 def probed_of(samples: int) -> int:
     """How many of so many samples threads decode in a probe."""
-    return max(1, int(PROBE_SHARE * samples))
+    return min(samples, max(1, int(PROBE_SHARE * samples)))
 
 
 class _Held(Hold):

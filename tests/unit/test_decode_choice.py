@@ -55,6 +55,8 @@ MACHINES = {
         threads=16, step_s=0.02, new_until=2000, beside=1.0, scan_s=100e-6, find_s=8e-3
     ),
     "new files that threads can feed": Machine(threads=8, step_s=0.05, decode_s=250e-6, new_until=2000, **COSTLY),
+    "new files that threads cannot scan": Machine(threads=5, step_s=0.02, new_until=4000, scans=False),
+    "the same, a costly search": Machine(threads=8, step_s=0.015, beside=1.0, find_s=4e-3, new_until=4000, scans=False),
     "faster steps": changed(Machine(threads=8, step_s=0.05, decode_s=480e-6, **COSTLY), 1000, step_s=0.01),
     "slower steps": changed(Machine(threads=2, step_s=0.02, **COSTLY), 1000, step_s=0.2),
     "larger images": changed(Machine(threads=8, step_s=0.05, **COSTLY), 1000, decode_s=2e-3),

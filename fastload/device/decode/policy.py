@@ -299,6 +299,9 @@ class DecodePolicy:
         self._share = max(share, 0.95 * self._share)
         self._blank = 0 if made.staged else self._blank + 1
         available = made.staged > 0 or (self.available and self._blank < _BLANK_MIN)
+        if not available and self.side == "scan":  # small files, say; kernels may still find their way
+            self._give_up_scanning()
+            return None
         if available != self.available:
             self.available = available
             self._look_wait = 1
@@ -316,6 +319,12 @@ class DecodePolicy:
             return None
         # Without new files both of the GPU's sides do the same.
         return made.side if made.new >= _NEW_MIN * made.staged or not self.on_gpu else self.side
+
+    def _give_up_scanning(self) -> None:
+        in_trial = self._phase == "trial"
+        self._sides["scan"].lose(self._batch, mean_of(self._before) if in_trial else self._usual_s)
+        self._blank = 0
+        self._turn(self._tried_from if in_trial else "find", "threads can scan none of the new files")
 
     def _waited(self) -> str:
         if self.starved is None:

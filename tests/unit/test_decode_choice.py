@@ -336,6 +336,19 @@ def test_the_index_learns_as_long_as_there_is_time() -> None:
     assert decoder.left == 0
 
 
+class WithoutMemory(FilesOf):
+    def learn(self, index: object) -> None:
+        super().learn(index)
+        raise MemoryError
+
+
+def test_a_batch_does_not_fail_as_the_index_has_no_memory() -> None:
+    decoder: Any = WithoutMemory()
+    decoder.left = 2
+    DecodeChoice(decoder, None).learn(None, lambda: True)
+    assert decoder.left == 1
+
+
 @pytest.mark.parametrize("policy", [None, DecodePolicy()])
 def test_nothing_goes_to_the_gpu_once_it_has_given_up(policy: DecodePolicy | None) -> None:
     decoder: Any = FilesOf()

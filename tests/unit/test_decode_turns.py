@@ -24,6 +24,9 @@ class Event:
     def record(self) -> None:
         pass
 
+    def synchronize(self) -> None:
+        pass
+
 
 class Staging:
     """That of a batch whose files are all one number."""
@@ -152,6 +155,25 @@ def test_memory_of_searches_is_freed_with_the_first_batch_without_new_files(monk
         staged.to(torch.device("cpu"))
         kept.append("search" in decoder._kept)
     assert kept == [True, False]
+
+
+def test_a_batch_is_right_without_memory_for_what_was_found(monkeypatch):
+    def found(*_: Any) -> None:
+        raise MemoryError
+
+    monkeypatch.setattr(torch.cuda, "Event", Event)
+    decoder = decoder_on_host()
+    staged = decoder.files(torch.zeros(IMAGES, 8, 8, 3, dtype=torch.uint8), lambda pixels: [pixels])
+    staged.staging, staged._points, staged._is_unknown, staged._decoded = (
+        Staging(USED),
+        staged._memory[:1],
+        True,
+        Event(),
+    )
+    staged.staging.found = found
+    staged._bad.zero_()
+    assert staged.failed() == []
+    assert decoder.to_learn() is None
 
 
 def test_a_decoder_that_gives_up_frees_its_memory(monkeypatch):

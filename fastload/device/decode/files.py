@@ -461,8 +461,9 @@ class StagedFiles:
         self._is_unknown = False
         self._decoded.synchronize()
         if self._points is not None:
-            if not (found := self.staging.found(self._points, self._bad)).done:
-                self._decoder.found(found)
+            with contextlib.suppress(MemoryError):  # the batch does not need it
+                if not (found := self.staging.found(self._points, self._bad)).done:
+                    self._decoder.found(found)
             self._points = None
         if not self._bad.any():
             return []

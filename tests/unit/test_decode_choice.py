@@ -78,6 +78,12 @@ def test_it_is_as_fast_as_the_better_side(name: str) -> None:
     assert changes <= 12
 
 
+@pytest.mark.parametrize("name", ["short steps, a costly GPU", "it costs more than the threads lack"])
+@pytest.mark.parametrize("epochs_of", [8, 12])
+def test_epochs_may_be_shorter_than_what_is_measured(name: str, epochs_of: int) -> None:
+    assert losses(replace(MACHINES[name], epochs_of=epochs_of))[0] < 0.03
+
+
 def test_threads_scan_new_files_if_that_is_much_faster_than_all_else() -> None:
     machine = Machine(threads=16, step_s=0.0, new_until=2000, decode_s=480e-6, scan_s=100e-6, find_s=8e-3)
     share, first, got = lost(machine, DecodePolicy(), 2000)

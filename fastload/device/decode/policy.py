@@ -226,7 +226,9 @@ class DecodePolicy:
             self._new_share = 0.0
             if self._awaits_probe and not self._until_probe:  # it was dropped with the rest of an epoch
                 self._until_probe = 1
+            window_at = self._window_at
             self._open_window(steps)
+            self._window_at = window_at  # epochs may be shorter than a window
 
     @property
     def on_gpu(self) -> bool:

@@ -31,6 +31,8 @@ def main(folder: Path) -> int:
     seeds["4:4:4-large"] = write_jpeg(72, 72, FACTORS["4:4:4"], restart=5)
     seeds["4:2:2-large"] = write_jpeg(136, 70, FACTORS["4:2:2"])
     seeds["4:2:0-large"] = write_jpeg(140, 130, FACTORS["4:2:0"], restart=7)
+    whole = write_jpeg(9, 9, FACTORS["4:4:4"])
+    seeds["4:4:4-without-data"] = whole[: whole.index(b"\xff\xda") + 14] + b"\xff\xd9"
     metadata = (
         segment(0xE0, b"JFIF\0\1\1\0\0\1\0\1\0\0")
         + segment(0xE1, b"Exif\0\0II*\0\x08\0\0\0\1\0\x1a\1\5\0\1\0\0\0\x1a\0\0\0\0\0\0\0")

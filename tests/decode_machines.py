@@ -66,6 +66,7 @@ class Machine:
         new_until: First batch of the others, whose files are not new.
         find_s: The GPU's time to find its way into a batch of new files.
         scan_s: A thread's time to scan a new file.
+        scans: Whether it can: small files have no points for the index.
         pauses: Batches before which the consumer does something else for two seconds.
         later: From which batches on another machine takes its place.
         epochs_of: Batches of an epoch.
@@ -93,6 +94,7 @@ class Machine:
     new_until: int = 0
     find_s: float = 1.1e-3
     scan_s: float = 300e-6
+    scans: bool = True
     pauses: tuple[int, ...] = ()
     later: tuple[tuple[int, Machine], ...] = ()
     epochs_of: int = 10**9
@@ -104,7 +106,7 @@ class Machine:
     def decodes(self, batch: int, side: Side) -> bool:
         """Whether the GPU decodes a batch."""
         decodable = batch >= self.decodable_at and not self.undecodable[0] <= batch < self.undecodable[1]
-        return decodable and side != "threads"
+        return decodable and (side == "find" or (side == "scan" and (self.scans or batch >= self.new_until)))
 
     def at(self, batch: int) -> Machine:
         """The machine that it is for a batch."""

@@ -86,21 +86,23 @@ Status run(const Input& input, const Geometry& geometry, const SampleOptions& op
   return outcome.status;
 }
 
-// Prepares the file for a GPU, by what the index has learned of it. `whole` is what libjpeg-turbo says of the file.
-void stage(const Input& input, const JpegHeader& header, Geometry geometry, SampleOptions options, Status whole) {
-  static ImageStager stager;
-  options.index = learned.get();
-  options.height = geometry.window.height;
-  options.width = geometry.window.width;
-  ByteSource source(input.data, input.size);
-  StagedImage image;
-  if (!stage_sample(source, header, geometry, options, stager, StagedData::of_crop, NewFile::refuse, image)) return;
-  std::vector<std::uint8_t> bytes(stager.bytes());
-  if (!stager.write(source, bytes.data(), 0, image)) return;
-  demand(image.data + std::size_t{image.data_bytes} <= bytes.size(), "a staged scan lies within its bytes");
-  demand(image.mcu_rows > 0 && image.mcu_columns > 0, "a staged image has MCUs");
-  if (image.scan_count == 0) return;
-  demand(whole == Status::ok, "coefficients are of a good image");
+// Where kernels look for points.
+void check_search(const StagedImage& image, const std::vector<std::uint8_t>& bytes) {
+  demand(image.data_bytes > 0, "a scan whose points are to be found has data");
+  std::vector<unsigned> ends(image.interval_count);
+  demand(image.intervals + ends.size() * sizeof(unsigned) <= image.data, "the ends of intervals are before the data");
+  std::memcpy(ends.data(), bytes.data() + image.intervals, ends.size() * sizeof(unsigned));
+  demand(std::is_sorted(ends.begin(), ends.end()), "intervals follow each other");
+  demand(ends.back() == image.data_bytes, "the last interval ends with the data");
+  const int last_row = image.mcu_row + image.mcu_rows, last_column = image.mcu_column + image.mcu_columns;
+  demand(last_row <= image.scan_rows && last_column <= image.scan_columns, "the scan has all MCUs");
+  demand(image.points_in_row == (image.scan_columns + kSegmentMcus - 1) / kSegmentMcus, "rows have all points");
+  const int first = image.mcu_row * image.points_in_row + image.mcu_column / (2 * kSegmentMcus) * 2;
+  demand(image.points == static_cast<unsigned>(first) * sizeof(StagedPoint), "the first point is the window's");
+}
+
+// The coefficients of a progressive file.
+void check_coefficients(const StagedImage& image, const std::vector<std::uint8_t>& bytes) {
   std::size_t ends = 0;
   for (int i = 0; i < image.scan_count; ++i) {
     ends += static_cast<std::size_t>(image.mcu_rows * (image.scan_components[i] == 0 ? image.down : 1));
@@ -110,6 +112,43 @@ void stage(const Input& input, const JpegHeader& header, Geometry geometry, Samp
   for (std::size_t i = 0; i <= ends; ++i, before = end) {
     std::memcpy(&end, bytes.data() + image.row_ends + i * sizeof end, sizeof end);
     demand(end >= before && std::size_t{end} * sizeof end <= image.data_bytes, "rows of blocks follow each other");
+  }
+}
+
+// Prepares the file for a GPU, by what the index has learned of it; then as part of a batch with so many bytes. `whole`
+// is what libjpeg-turbo says of the file.
+void stage_new(const Input& input, const JpegHeader& header, const Geometry& geometry, const SampleOptions& options,
+               NewFile new_file, std::size_t room, Status whole) {
+  static ImageStager stager;
+  ByteSource source(input.data, input.size);
+  StagedImage image;
+  if (!stage_sample(source, header, geometry, options, stager, StagedData::of_crop, new_file, image)) return;
+  std::vector<std::uint8_t> bytes(stager.bytes());
+  if (!stager.write(source, bytes.data(), 0, image)) return;
+  demand(image.data + std::size_t{image.data_bytes} <= bytes.size(), "a staged scan lies within its bytes");
+  demand(image.mcu_rows > 0 && image.mcu_columns > 0, "a staged image has MCUs");
+  demand(image.scan_count == 0 || whole == Status::ok, "coefficients are of a good image");
+  if (image.scan_count > 0) check_coefficients(image, bytes);
+  demand(image.interval_count == 0 || new_file == NewFile::find, "points are found only if they may be");
+  if (image.interval_count > 0) check_search(image, bytes);
+
+  std::vector<std::uint8_t> memory(sizeof(StagedImage) + bytes.size() + room);
+  Staging batch(memory.data(), memory.size(), 1, 1, new_file);
+  if (!batch.add(0, source, header, geometry, options, 0)) return;
+  batch.finish(1 << 20);
+  demand(batch.used() + batch.search().point_bytes <= memory.size(), "a batch lies within its memory");
+  demand(batch.search().images == (image.interval_count > 0 ? 1 : 0), "points are found where they are not known");
+}
+
+void stage(const Input& input, const JpegHeader& header, const Geometry& geometry, SampleOptions options,
+           Status whole) {
+  options.height = geometry.window.height;
+  options.width = geometry.window.width;
+  for (JpegIndex* index : {static_cast<JpegIndex*>(nullptr), learned.get()}) {
+    options.index = index;
+    for (const NewFile new_file : {NewFile::refuse, NewFile::find, NewFile::scan}) {
+      stage_new(input, header, geometry, options, new_file, input.size * 37 % 4096, whole);
+    }
   }
 }
 

@@ -280,8 +280,8 @@ bool ImageStager::write_data(ByteSource& source, std::size_t from, std::size_t t
   return true;
 }
 
-// Writes all data of a scan, and where its restart intervals end. False unless there are as many as the header says,
-// their markers count on, and the end marker follows.
+// Writes all data of a scan, and where its restart intervals end. False unless there are data, as many intervals as the
+// header says, their markers count on, and the end marker follows.
 bool ImageStager::write_scan(ByteSource& source, const std::uint8_t* begin, unsigned* ends) {
   std::size_t from = baseline_.scan.data_at;
   for (std::size_t interval = 0; interval < intervals_;) {
@@ -296,7 +296,7 @@ bool ImageStager::write_scan(ByteSource& source, const std::uint8_t* begin, unsi
       if (at[1] != (is_last ? 0xD9 : 0xD0 + interval % 8)) return false;
       ends[interval++] = static_cast<unsigned>(data_ - begin);
       at += 2;
-      if (is_last) return true;
+      if (is_last) return data_ != begin;
     }
     if (at == span.data) return false;  // half a marker, and nothing behind it
     from += static_cast<std::size_t>(at - span.data);

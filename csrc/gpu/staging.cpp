@@ -49,9 +49,24 @@ std::size_t work_bytes_of(const StagedImage& image) {
   return (threads + kWorkThreads - 1) / kWorkThreads * sizeof(StagedWork);
 }
 
+// Of so many bytes of data.
+std::size_t subsequences_in(std::size_t bytes) { return (bytes * 8 + kSubsequenceBits - 1) / kSubsequenceBits; }
+
 // Of the data of an image whose points are to be found, or 0.
 std::size_t subsequences_of(const StagedImage& image) {
-  return image.interval_count == 0 ? 0 : (std::size_t{image.data_bytes} * 8 + kSubsequenceBits - 1) / kSubsequenceBits;
+  return image.interval_count == 0 ? 0 : subsequences_in(image.data_bytes);
+}
+
+// Of the points that the kernels find.
+std::size_t point_bytes_of(const StagedImage& image) {
+  const auto in_row = static_cast<std::size_t>(image.points_in_row), rows = static_cast<std::size_t>(image.scan_rows);
+  return aligned((in_row * rows + 1) * sizeof(StagedPoint));
+}
+
+// What finish() writes of a search in data of at most so many bytes, and its points.
+std::size_t search_bytes_of(const StagedImage& image, std::size_t data_bytes) {
+  if (image.interval_count == 0) return 0;
+  return (subsequences_in(data_bytes) / kFindsPerBlock + 1) * sizeof(StagedWork) + point_bytes_of(image);
 }
 
 // Of the kernels that find points: see Runs in points.cu.
@@ -74,7 +89,7 @@ bool stage_sample(ByteSource& source, const JpegHeader& header, const Geometry& 
 Staging::Staging(std::uint8_t* memory, std::size_t size, std::size_t count, std::size_t views, NewFile new_file,
                  std::size_t most_samples, std::shared_ptr<FoundPoints> found)
     : memory_(memory),
-      size_(std::min(size, kMostBytes)),
+      size_(std::min(size, kMostBytes) / kAlignment * kAlignment),
       count_(count),
       views_(views),
       most_samples_(most_samples),
@@ -153,8 +168,7 @@ bool Staging::stage(std::size_t number, ByteSource& source, const JpegHeader& he
   const StagedCodes& codes = stager.codes();
   const std::size_t needed = stager.bytes();
   // The data are at most what write() may write.
-  const std::size_t finds = staged.interval_count == 0 ? 0 : needed * 8 / (kSubsequenceBits * kFindsPerBlock) + 1;
-  const std::size_t work = has_data ? work_bytes_of(staged) + finds * sizeof(StagedWork) : 0;
+  const std::size_t work = has_data ? work_bytes_of(staged) + search_bytes_of(staged, needed) : 0;
   std::size_t at = 0;
   {
     const std::lock_guard<std::mutex> lock(mutex_);
@@ -284,7 +298,8 @@ std::vector<Staging::Chunk> Staging::finish(std::size_t most_bytes) {
   return chunks;
 }
 
-// Where the kernels write the runs and the points that they find: the latter behind what is used.
+// Where the kernels write the runs and the points that they find: the latter behind what is used, where stage() has
+// kept room for them.
 void Staging::place_searches() {
   used_ = aligned(used_);
   std::size_t end = used_;
@@ -296,9 +311,7 @@ void Staging::place_searches() {
     search_.run_bytes += run_bytes_of(subsequences);
     staged.found_points = static_cast<unsigned>(end);
     staged.points += staged.found_points;
-    end += aligned(
-        (std::size_t{static_cast<unsigned>(staged.points_in_row)} * static_cast<unsigned>(staged.scan_rows) + 1) *
-        sizeof(StagedPoint));
+    end += point_bytes_of(staged);
   }
   search_.point_bytes = search_.images == 0 ? 0 : end - used_;
 }

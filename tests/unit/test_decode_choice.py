@@ -14,7 +14,7 @@ from costs import in_calls
 from decode_machines import Always, Machine, changed, lost, run
 
 from fastload.device.decode.choice import DecodeChoice
-from fastload.device.decode.policy import HOLD_MIN, SETTLE, TRIAL_MAX, TRIAL_MIN, DecodedBatch, DecodePolicy
+from fastload.device.decode.policy import HOLD_MIN, SETTLE, TRIAL_MAX, TRIAL_MIN, DecodedBatch, DecodePolicy, probed_of
 from fastload.stats.stats import Totals
 
 TOLERATED = 0.02
@@ -55,6 +55,8 @@ MACHINES = {
         threads=16, step_s=0.02, new_until=2000, beside=1.0, scan_s=100e-6, find_s=8e-3
     ),
     "new files that threads can feed": Machine(threads=8, step_s=0.05, decode_s=250e-6, new_until=2000, **COSTLY),
+    "new files that threads cannot scan": Machine(threads=5, step_s=0.02, new_until=4000, scans=False),
+    "the same, a costly search": Machine(threads=8, step_s=0.015, beside=1.0, find_s=4e-3, new_until=4000, scans=False),
     "faster steps": changed(Machine(threads=8, step_s=0.05, decode_s=480e-6, **COSTLY), 1000, step_s=0.01),
     "slower steps": changed(Machine(threads=2, step_s=0.02, **COSTLY), 1000, step_s=0.2),
     "larger images": changed(Machine(threads=8, step_s=0.05, **COSTLY), 1000, decode_s=2e-3),
@@ -74,6 +76,12 @@ def test_it_is_as_fast_as_the_better_side(name: str) -> None:
     assert share < TOLERATED
     assert first < TOLERATED_FIRST
     assert changes <= 12
+
+
+@pytest.mark.parametrize("name", ["short steps, a costly GPU", "it costs more than the threads lack"])
+@pytest.mark.parametrize("epochs_of", [8, 12])
+def test_epochs_may_be_shorter_than_what_is_measured(name: str, epochs_of: int) -> None:
+    assert losses(replace(MACHINES[name], epochs_of=epochs_of))[0] < 0.03
 
 
 def test_threads_scan_new_files_if_that_is_much_faster_than_all_else() -> None:
@@ -119,6 +127,24 @@ def test_the_other_side_is_asked_rarely() -> None:
     starved = run(MACHINES["threads do not"], DecodePolicy(), 4000)
     assert starved.sides.count(False) < 0.01 * 3800
     assert 3 <= len(starved.probes) <= 12
+
+
+@pytest.mark.parametrize("epochs_of", [28, 53])
+def test_it_may_be_asked_with_an_epochs_first_batch(epochs_of: int) -> None:
+    asked = run(replace(MACHINES["threads do not"], epochs_of=epochs_of), DecodePolicy(), 2500).probes
+    assert any(batch > 0 and batch % epochs_of == 0 for batch in asked)
+    assert len(asked) == 7
+
+
+def test_it_is_asked_again_if_the_rest_of_an_epoch_was_dropped() -> None:
+    machine, policy = MACHINES["threads do not"], DecodePolicy()
+    run(machine, policy, 52)
+    assert [policy.choose()[1] for _ in range(3)] == [True, False, False]  # of batches that are never passed on
+    assert len(run(machine, policy, 1000).probes) == 3
+
+
+def test_a_probe_has_no_more_samples_than_its_batch() -> None:
+    assert [probed_of(samples) for samples in (0, 1, 2, 15, 16, 256)] == [0, 1, 1, 1, 2, 32]
 
 
 def test_files_that_the_index_does_not_know_are_no_evidence_about_the_gpu() -> None:
@@ -314,6 +340,19 @@ def test_the_index_learns_as_long_as_there_is_time() -> None:
     assert decoder.left == 3
     choice.learn(None, lambda: True)
     assert decoder.left == 0
+
+
+class WithoutMemory(FilesOf):
+    def learn(self, index: object) -> None:
+        super().learn(index)
+        raise MemoryError
+
+
+def test_a_batch_does_not_fail_as_the_index_has_no_memory() -> None:
+    decoder: Any = WithoutMemory()
+    decoder.left = 2
+    DecodeChoice(decoder, None).learn(None, lambda: True)
+    assert decoder.left == 1
 
 
 @pytest.mark.parametrize("policy", [None, DecodePolicy()])

@@ -7,6 +7,7 @@ import threading
 import weakref
 from typing import Any
 
+import pytest
 import torch
 
 from fastload.device import nvrtc
@@ -21,6 +22,9 @@ class Event:
         pass
 
     def record(self) -> None:
+        pass
+
+    def synchronize(self) -> None:
         pass
 
 
@@ -38,7 +42,7 @@ class Staging:
         return b"\1" * IMAGES
 
     def finish(self, _: int) -> list[tuple[Any, ...]]:
-        return [(0, IMAGES, 0, 4, 1 << 16, 1 << 16, 8, 8, 8, 8, False, False)] * 4
+        return [(0, IMAGES, 0, 4, 1 << 16, 1 << 16, 0, 8, 8, 8, 8, False, False)] * 4
 
 
 def decoder_on_host() -> Any:
@@ -116,6 +120,12 @@ def test_room_for_files_grows_when_they_did_not_fit():
     assert decoder._bytes_per_image == 1 << 19  # half of what a batch may take
 
 
+@pytest.mark.parametrize("views", [1, 2])
+def test_a_batch_of_more_images_than_a_launch_has_is_left_to_the_threads(views):
+    pixels = torch.zeros(65_536, 1, 1, 3, dtype=torch.uint8)
+    assert decoder_on_host().files(pixels, lambda pixels: [*pixels.chunk(views)]) is None
+
+
 class Points:
     done = False
 
@@ -145,6 +155,25 @@ def test_memory_of_searches_is_freed_with_the_first_batch_without_new_files(monk
         staged.to(torch.device("cpu"))
         kept.append("search" in decoder._kept)
     assert kept == [True, False]
+
+
+def test_a_batch_is_right_without_memory_for_what_was_found(monkeypatch):
+    def found(*_: Any) -> None:
+        raise MemoryError
+
+    monkeypatch.setattr(torch.cuda, "Event", Event)
+    decoder = decoder_on_host()
+    staged = decoder.files(torch.zeros(IMAGES, 8, 8, 3, dtype=torch.uint8), lambda pixels: [pixels])
+    staged.staging, staged._points, staged._is_unknown, staged._decoded = (
+        Staging(USED),
+        staged._memory[:1],
+        True,
+        Event(),
+    )
+    staged.staging.found = found
+    staged._bad.zero_()
+    assert staged.failed() == []
+    assert decoder.to_learn() is None
 
 
 def test_a_decoder_that_gives_up_frees_its_memory(monkeypatch):

@@ -206,6 +206,41 @@ def test_scans_that_do_not_come_out_even_go_to_the_threads(kernels, pool, change
     assert found.same()[2]
 
 
+def test_a_scan_without_data_goes_to_the_threads(kernels, pool):
+    """Nothing to search, and so no room for what a search writes."""
+    small = encoded(noise(24, 24, 1))
+    found = Found(pool, [with_scan(small, lambda scan: b""), FILES[1]])
+    assert found.has == [False, True]
+    assert found.decode(kernels) == []
+    assert found.same()[1]
+
+
+def staged_in(pool: _core.Pool, data: bytes, size: int) -> Any:
+    """Stage a file for one pixel in so many bytes, or return None."""
+    memory = torch.zeros(size, dtype=torch.uint8)
+    staging = _core.Staging(memory, 1, new_file="find")
+    out, geometry = (
+        torch.zeros(1, 1, 1, 3, dtype=torch.uint8),
+        np.array([[0, 0, 1, 1, 1, 1, 0, 0, 1, 1, 0, 0]], np.int32),
+    )
+    pool.submit([data], out, geometry=geometry, staging=staging).wait()
+    return staging if staging.has() == b"\1" else None
+
+
+@pytest.mark.parametrize("size", [32_600, 32_660])
+def test_all_that_a_search_needs_has_room(pool, size):
+    """Also one more block of threads, for scans of about 256 subsequences."""
+    data = with_scan(FILES[1], lambda _: bytes(size))
+    low, high = 1 << 10, 1 << 17
+    while low < high:  # the least room that is enough
+        middle = (low + high) // 2
+        low, high = (low, middle) if staged_in(pool, data, middle) else (middle + 1, high)
+    staging = staged_in(pool, data, low)
+    staging.finish(1 << 28)
+    assert staging.used + staging.search[4] <= low
+    assert low <= staging.used + staging.search[4] + 160  # what the header of the file might have taken
+
+
 def restarts(data: bytes, change: Any) -> bytes:
     """The file with other data between its restart markers."""
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import time
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -96,8 +97,9 @@ class DecodeChoice:
             index: A :class:`_core.JpegIndex`.
             has_time: Whether there still is.
         """
-        while (points := self._decoder.to_learn()) is not None and has_time():
-            points.learn(index)
+        with contextlib.suppress(MemoryError):  # the batch does not need it
+            while (points := self._decoder.to_learn()) is not None and has_time():
+                points.learn(index)
 
     def note(self, batch: Decoded, blocked_s: float, threads: int) -> int:
         """Learn from a batch that was passed on to the device.

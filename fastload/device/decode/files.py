@@ -195,8 +195,8 @@ class Decoder:
         by_view: Callable[[torch.Tensor], list[torch.Tensor]],
         new_file: NewFile = "find",
         most_samples: int | None = None,
-    ) -> StagedFiles:
-        """Make room for the files of a batch.
+    ) -> StagedFiles | None:
+        """Make room for the files of a batch; None if it has too many images.
 
         Args:
             pixels: The batch's on the host.
@@ -205,6 +205,9 @@ class Decoder:
                 ``"scan"`` them first.
             most_samples: Samples behind the first so many are left to the threads.
         """
+        views = by_view(pixels)
+        if len(views) * len(views[0]) > _GRID_MAX:
+            return None
         # The pipeline's thread has not kept up with what is found.
         to_learn = self.to_learn() if len(self._found) > 1 else None
         how = new_file, most_samples, to_learn
@@ -403,7 +406,7 @@ class StagedFiles:
                     self._began.record()
                 with stage("decode"):
                     self._bad.copy_(self._decode(files, pixels), non_blocking=True)
-                    if 0 < point_bytes <= len(self._memory) - used:  # else the index learns nothing of this batch
+                    if point_bytes:
                         self._points = self._memory[used : used + point_bytes]
                         self._points.copy_(files[used : used + point_bytes], non_blocking=True)
             except torch.OutOfMemoryError:
@@ -464,8 +467,9 @@ class StagedFiles:
         self._is_unknown = False
         self._decoded.synchronize()
         if self._points is not None:
-            if not (found := self.staging.found(self._points, self._bad)).done:
-                self._decoder.found(found)
+            with contextlib.suppress(MemoryError):  # the batch does not need it
+                if not (found := self.staging.found(self._points, self._bad)).done:
+                    self._decoder.found(found)
             self._points = None
         if not self._bad.any():
             return []

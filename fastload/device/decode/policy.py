@@ -126,7 +126,7 @@ class DecodedBatch(NamedTuple):
 
 def probed_of(samples: int) -> int:
     """How many of so many samples threads decode in a probe."""
-    return max(1, int(PROBE_SHARE * samples))
+    return min(samples, max(1, int(PROBE_SHARE * samples)))
 
 
 class _Held(Hold):
@@ -224,7 +224,11 @@ class DecodePolicy:
             self._settle = max(self._settle, SETTLE_EPOCH)
             self._look_in, self._look_wait = 0, 1
             self._new_share = 0.0
+            if self._awaits_probe and not self._until_probe:  # it was dropped with the rest of an epoch
+                self._until_probe = 1
+            window_at = self._window_at
             self._open_window(steps)
+            self._window_at = window_at  # epochs may be shorter than a window
 
     @property
     def on_gpu(self) -> bool:
@@ -269,17 +273,15 @@ class DecodePolicy:
             self._learn_needs(made)
             if self.on_gpu and self._batch <= _WINDOW and self._is_slow(self.side, self.needed_s):
                 self._turn("threads", f"{self._needs()}, less than the GPU's {_ms(self.kernel_s)}")
-            side = self._side_of(made)
-            if side is None:
-                return
-            if not made.interval_s or self._is_pause(made):
+            side, probes = self._side_of(made), self._phase == "probe"
+            if probes:  # whatever the interval is: an epoch's first batch may be the probe
+                self._after_probe(made.probed > 0)
+            if side is None or not made.interval_s or self._is_pause(made):
                 return
             self._total_s += made.interval_s
-            if self._phase == "probe":
-                self._after_probe(made.probed > 0)
-            elif side != self.side:  # it was prepared before a change
+            if probes or side != self.side:  # the latter was prepared before a change
                 return
-            elif self._phase == "trial":
+            if self._phase == "trial":
                 self._in_trial(made)
             elif self._settle:
                 self._settle -= 1
@@ -299,6 +301,9 @@ class DecodePolicy:
         self._share = max(share, 0.95 * self._share)
         self._blank = 0 if made.staged else self._blank + 1
         available = made.staged > 0 or (self.available and self._blank < _BLANK_MIN)
+        if not available and self.side == "scan":  # small files, say; kernels may still find their way
+            self._give_up_scanning()
+            return None
         if available != self.available:
             self.available = available
             self._look_wait = 1
@@ -316,6 +321,12 @@ class DecodePolicy:
             return None
         # Without new files both of the GPU's sides do the same.
         return made.side if made.new >= _NEW_MIN * made.staged or not self.on_gpu else self.side
+
+    def _give_up_scanning(self) -> None:
+        in_trial = self._phase == "trial"
+        self._sides["scan"].lose(self._batch, mean_of(self._before) if in_trial else self._usual_s)
+        self._blank = 0
+        self._turn(self._tried_from if in_trial else "find", "threads can scan none of the new files")
 
     def _waited(self) -> str:
         if self.starved is None:
@@ -452,9 +463,13 @@ class DecodePolicy:
         self._phase, self._settle, self._far, self._lost_s = "trial", SETTLE, 0, 0.0
         self.side = side
 
+    @property
+    def _awaits_probe(self) -> bool:
+        return self._phase == "probe" and self._settle == SETTLE + 1
+
     def _after_probe(self, is_probe: bool) -> None:
         """Measure nothing until the batch with the probe and some behind it have come."""
-        if self._settle == SETTLE + 1 and not is_probe:  # it has not come yet
+        if self._awaits_probe and not is_probe:
             return
         self._settle -= 1
         if not self._settle:

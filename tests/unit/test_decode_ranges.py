@@ -58,19 +58,21 @@ def test_ranges_are_closed_when_a_loop_breaks(tmp_path):
 
 
 STAGING = """
-import io, pathlib
+import io
 import numpy, torch
 from PIL import Image
 from fastload import _core
-from fastload.pipeline import installed
 
 levels = numpy.random.default_rng(0).integers(0, 256, (160, 160, 3), dtype=numpy.uint8)
-encoded = io.BytesIO()
-Image.fromarray(levels).save(encoded, "jpeg")
-unusual = pathlib.Path(installed.__file__).parent / "probes" / "411.jpg"  # of a sampling that the GPU does not take
-files = [encoded.getvalue(), unusual.read_bytes(), encoded.getvalue()]
+files = []
+for progressive in (False, True, False):
+    encoded = io.BytesIO()
+    Image.fromarray(levels).save(encoded, "jpeg", progressive=progressive)
+    files.append(encoded.getvalue())
+second = files[1].index(b"\xff\xda", files[1].index(b"\xff\xda") + 2)
+files[1] = files[1][:second] + b"\xff\xfe\0\4hi" + files[1][second:]  # a comment between scans: not for a GPU
 pixels = torch.zeros(3, 32, 32, 3, dtype=torch.uint8)
-crops = numpy.tile(numpy.array([[0, 0, 0, 0, 32, 32, 0, 0, 32, 32, 0, 0]], numpy.int32), (3, 1))
+crops = numpy.tile(numpy.array([[0, 0, 160, 160, 32, 32, 0, 0, 32, 32, 0, 0]], numpy.int32), (3, 1))
 index, pool = _core.JpegIndex(1 << 20, whole=True), _core.Pool(1)
 for number in range(3):
     staging = _core.Staging(torch.zeros(1 << 18, dtype=torch.uint8), 3) if number else None
@@ -87,5 +89,5 @@ def test_threads_that_only_read_for_a_gpu_say_so(tmp_path):
     assert trace.stdout.split("\n")[1:3] == ["[True, False, True]"] * 2
     names = [(found.payload, found.name) for found in trace.ranges() if found.name in ("read", "decode")]
     assert names[0] == (0, "decode")
-    for number in (1, 2):  # the unusual file is read, and then decoded by the thread itself
+    for number in (1, 2):  # the progressive file is read, and then decoded by the thread itself
         assert [name for batch, name in names if batch == number] == ["read", "decode", "read"]

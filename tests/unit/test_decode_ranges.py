@@ -57,7 +57,7 @@ def test_ranges_are_closed_when_a_loop_breaks(tmp_path):
     assert {found.payload for found in trace.ranges("decode")} >= {0, 1}
 
 
-STAGING = """
+STAGING = r"""
 import io
 import numpy, torch
 from PIL import Image

@@ -16,7 +16,7 @@
 namespace fastload {
 namespace {
 
-constexpr int kFindThreads = 256;  // as in files.py, as the next line
+constexpr int kFindThreads = kFindsPerBlock;  // as in files.py, as the next line
 constexpr int kChainThreads = 512;
 constexpr u32 kNoLink = 0xFFFFFFFF, kEndLink = 0xFFFFFFFE;
 constexpr int kAdvanceBits = 11;  // by which AC symbols are looked up, as many at once as these bits have
@@ -80,7 +80,6 @@ struct Window {
   FindTables tables;
   u32 words[kWindowWords + kWindowWords / kSubsequenceWords];
   u32 first;  // the image's word that is here first
-  u32 taken;  // runs that threads have begun
   int bad;    // whether the image was before
 };
 static_assert(sizeof(Window) <= 48 << 10);
@@ -102,7 +101,6 @@ __device__ __forceinline__ void load(const u8* batch, const StagedImage& image, 
   }
   if (thread == 0) {
     to.first = first * kSubsequenceWords;
-    to.taken = kFindThreads;
     to.bad = bad;
   }
   __syncthreads();
@@ -325,16 +323,14 @@ extern "C" __global__ void __launch_bounds__(kFindThreads)
   const StagedWork item = work[blockIdx.x];
   const StagedImage& image = reinterpret_cast<const StagedImage*>(batch)[item.image];
   if (image.interval_count == 0) return;  // taken out
-  const u32 first = static_cast<u32>(item.thread);
+  const u32 first = static_cast<u32>(item.thread), number = first + static_cast<u32>(thread_number());
   load(batch, image, tables, first, 0, window);
   const Runs runs(image, scratch);
-  const u32 last = min(first + kFindsPerBlock, runs.count);
+  if (number >= runs.count) return;
   Walk walk(window, batch, image);
-  for (u32 number = first + static_cast<u32>(thread_number()); number < last; number += kFindThreads) {
-    walk.begin(number * kSubsequenceBits, 0);
-    walk.run((number + 1) * kSubsequenceBits);
-    store(walk, kNoLink, 0, runs.own[number]);
-  }
+  walk.begin(number * kSubsequenceBits, 0);
+  walk.run((number + 1) * kSubsequenceBits);
+  store(walk, kNoLink, 0, runs.own[number]);
 }
 
 extern "C" __global__ void __launch_bounds__(kFindThreads)
@@ -344,25 +340,15 @@ extern "C" __global__ void __launch_bounds__(kFindThreads)
   const StagedWork item = work[blockIdx.x];
   const StagedImage& image = reinterpret_cast<const StagedImage*>(batch)[item.image];
   if (image.interval_count == 0) return;  // taken out
-  const u32 first = static_cast<u32>(item.thread);
-  u32 number = first + static_cast<u32>(thread_number());
+  const u32 first = static_cast<u32>(item.thread), number = first + static_cast<u32>(thread_number());
   load(batch, image, tables, first, 0, window);
   const Runs runs(image, scratch);
-  const u32 last = min(first + kFindsPerBlock, runs.count);
+  if (number >= runs.count) return;
   Walk walk(window, batch, image);
-  u32 target = 0, until = 0, passed = 0;
-  bool begins = true, ends = true;
-  // One loop: lanes take the next run while others of their warp still decode.
-  while (number < last) {
-    if (begins) {
-      const FoundRun& own = runs.own[number];
-      walk.begin(own.bit, own.state);
-      target = number + 1;
-      until = (target + 1) * kSubsequenceBits;
-      passed = 0;
-      begins = false;
-      ends = true;
-    }
+  walk.begin(runs.own[number].bit, runs.own[number].state);
+  u32 target = number + 1, until = (target + 1) * kSubsequenceBits, passed = 0;
+  // One loop: lanes look for their links while others of their warp still decode.
+  for (bool ends = true;;) {
     if (!ends || (walk.position < until && !walk.finished)) {
       ends = walk.step();
       continue;
@@ -380,8 +366,7 @@ extern "C" __global__ void __launch_bounds__(kFindThreads)
       }
     }
     store(walk, link, passed, runs.linked[number]);
-    number = first + atomicAdd(&window.taken, 1u);
-    begins = true;
+    return;
   }
 }
 
@@ -551,16 +536,12 @@ extern "C" __global__ void __launch_bounds__(kFindThreads)
   const StagedImage& image = reinterpret_cast<const StagedImage*>(batch)[item.image];
   if (image.interval_count == 0) return;  // taken out
   const Runs runs(image, scratch);
-  const u32 first = static_cast<u32>(item.thread), last = min(first + kFindsPerBlock, runs.count + 1);
+  const u32 first = static_cast<u32>(item.thread), number = first + static_cast<u32>(thread_number());
   load(batch, image, tables, first, bad[item.image], window);
-  if (window.bad != 0) return;
+  if (window.bad != 0 || number > runs.count) return;
   Walk walk(window, batch, image);
   StagedPoint* const to = reinterpret_cast<StagedPoint*>(batch + image.found_points);
-  bool sound = true;
-  for (u32 number = first + static_cast<u32>(thread_number()); number < last; number += kFindThreads) {
-    sound = find(runs, number, image, walk, to) && sound;
-  }
-  if (!sound) bad[item.image] = 1;
+  if (!find(runs, number, image, walk, to)) bad[item.image] = 1;
 }
 
 namespace {

@@ -237,9 +237,8 @@ class DecodePolicy:
 
     def choose(self) -> tuple[Side, bool]:
         """Return the next batch's side, and whether threads decode a part for a probe."""
-        if (
-            self.available and not self._until_probe
-        ):  # without the lock: the usual case, and one batch more does no harm
+        # Without the lock: the usual case, and one batch more does no harm.
+        if self.available and not self._until_probe:
             return self.side, False
         with self._lock:
             if self.available:
@@ -427,7 +426,7 @@ class DecodePolicy:
 
     def _consider_threads(self, interval_s: float, affordable: bool) -> None:
         known = self.needed_s * self._underestimate
-        if not self._probe_at and self.needed_s:  # by batches that the index did not know
+        if not self._probe_at and self.needed_s:  # by the probe among the first batches
             self._put_probe_off()
         if self._batch >= self._probe_at:
             # Threads need longer to decode than to prepare a file. Do not ask if they are the limit already.

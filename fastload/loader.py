@@ -94,9 +94,10 @@ class FastLoader(LoaderConfig[T_co]):
             files' bytes. Files are known by a checksum of all their bytes: one that has changed is decoded anew. 0:
             none.
         jpeg_index: Deprecated; does nothing.
-        decode: Where the native engine decodes JPEG files, with the same bits. ``"auto"``: on decode threads while they
-            keep the GPU fed, else, batch by batch, on the GPU. It decodes baseline files, and runs their transforms.
-            ``"cpu"``: on threads only. ``"gpu"``: on the GPU whatever it can; raises if it can decode none.
+        decode: Where the native engine decodes JPEG files, with the same bits. ``"auto"``: batch by batch
+            on decode threads or on the GPU, whichever makes the loop faster. The GPU runs the transforms of what it
+            decodes, too; of progressive files threads decode the entropy code. ``"cpu"``: on threads only. ``"gpu"``:
+            on the GPU whatever it can; raises if it can decode none.
         exact: ``False`` also runs natively what has the same bits only at torch's pace: torchvision's ``GaussianBlur``,
             at most 1 of 256 levels off. The plan names it.
 

@@ -296,8 +296,8 @@ def _decoded_on_gpu(loader: LoaderConfig[Any], route: Route, stats: Stats) -> st
     state, device = state_of(loader), route.device
     if (why := route.not_on_gpu or state.not_decoding_because(device)) is not None:
         return f"decode threads decode every image: {why}"
-    what = "baseline JPEG files, and transforms their images"
-    when = "the GPU decodes" if loader.decode == "gpu" else "the GPU decodes, while the threads cannot keep it fed,"
+    what = "JPEG files, and transforms their images"
+    when = "the GPU decodes" if loader.decode == "gpu" else "the GPU decodes, where that makes the loop faster,"
     made = {"the GPU": stats.gpu_images, "threads": stats.thread_images, "Python": stats.python_images}
     counts = ", ".join(f"{count:,} by {who}" for who, count in made.items() if count)
     so_far = f"; images so far: {counts}" if counts else ""

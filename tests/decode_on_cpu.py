@@ -7,12 +7,15 @@ from __future__ import annotations
 
 import ctypes
 import subprocess
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pytest
 import torch
 
+from fastload import _core
 from fastload.device import nvrtc
 from fastload.device.decode import files as decode
 
@@ -232,3 +235,17 @@ class KernelsOnCpu:
             (ctypes.c_uint * 3)(self._step_threads if name == "steps" else block[0], 1, 1),
             (ctypes.c_int64 * len(arguments))(*arguments),
         )
+
+
+@pytest.fixture(scope="module", name="kernels")
+def kernels_fixture(tmp_path_factory: pytest.TempPathFactory) -> KernelsOnCpu:
+    """The kernels, for the tests of a module."""
+    return KernelsOnCpu(tmp_path_factory.mktemp("kernels"))
+
+
+@pytest.fixture(name="pool")
+def pool_fixture() -> Iterator[_core.Pool]:
+    """Two decode threads, for a test."""
+    pool = _core.Pool(2)
+    yield pool
+    pool.close()

@@ -39,8 +39,8 @@ class Staging {
   };
 
   // `memory` must stay valid while threads use it. Each `views` images in a row may be views of one file, which is then
-  // decoded once. Samples behind the first `most_samples` are refused. Whoever adds an image first notes in the index
-  // what was `found` in a file of an earlier batch, if it is not null.
+  // decoded once. Samples behind the first `most_samples` are refused.
+  // If `found` is not null, each add() also brings the points of one more file of an earlier batch to the index.
   Staging(std::uint8_t* memory, std::size_t size, std::size_t count, std::size_t views = 1,
           NewFile new_file = NewFile::refuse, std::size_t most_samples = static_cast<std::size_t>(-1),
           std::shared_ptr<FoundPoints> found = nullptr);

@@ -165,7 +165,7 @@ def note_of(loader: FastLoader[Any], stats: Stats) -> str:
 
 
 def test_the_plan_says_what_was_decided_and_why(loader: FastLoader[Any]) -> None:
-    begins = "the GPU decodes, while the threads cannot keep it fed, baseline JPEG files"
+    begins = "the GPU decodes, where that makes the loop faster, JPEG files"
     note = note_of(loader, make_stats(Totals()))
     assert note.startswith(begins)
     assert "so far" not in note

@@ -6,7 +6,7 @@ import io
 import itertools
 import os
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 import torch
 from backends import simulated
-from decode_on_cpu import KernelsOnCpu
+from decode_on_cpu import KernelsOnCpu, kernels_fixture, pool_fixture
 from native_shim import CSRC
 from PIL import Image
 from stageable import KINDS, QUANTIZATION, noise
@@ -28,6 +28,8 @@ from fastload.native import pipeline as decode_pipeline
 from fastload.native.pipeline import DECODING
 from fastload.options import Options
 from fastload.python_samples.odd_samples import OddSamples
+
+kernels, pool = kernels_fixture, pool_fixture
 
 SIDE = 32
 RULES = [
@@ -64,18 +66,6 @@ def geometry(seed: int | None) -> np.ndarray[Any, np.dtype[np.int32]]:
         size = rng.integers(9, height - top + 1), 9 if number == 1 else rng.integers(9, width - left + 1)
         rows.append([top, left, *size, SIDE, SIDE, 0, 0, SIDE, SIDE, rng.integers(2), rng.integers(2)])
     return np.array(rows, np.int32)
-
-
-@pytest.fixture(scope="module")
-def kernels(tmp_path_factory: pytest.TempPathFactory) -> KernelsOnCpu:
-    return KernelsOnCpu(tmp_path_factory.mktemp("kernels"))
-
-
-@pytest.fixture
-def pool() -> Iterator[_core.Pool]:
-    pool = _core.Pool(2)
-    yield pool
-    pool.close()
 
 
 def room() -> torch.Tensor:

@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 import io
-from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from decode_on_cpu import KernelsOnCpu
+from decode_on_cpu import KernelsOnCpu, kernels_fixture, pool_fixture
 from PIL import Image
 from stageable import KINDS, noise
 
 from fastload import _core
+
+kernels, pool = kernels_fixture, pool_fixture
 
 SIDE = 32
 
@@ -35,18 +36,6 @@ def varied() -> list[bytes]:
 
 
 FILES = varied()
-
-
-@pytest.fixture(scope="module")
-def kernels(tmp_path_factory: pytest.TempPathFactory) -> KernelsOnCpu:
-    return KernelsOnCpu(tmp_path_factory.mktemp("kernels"))
-
-
-@pytest.fixture
-def pool() -> Iterator[_core.Pool]:
-    pool = _core.Pool(2)
-    yield pool
-    pool.close()
 
 
 def crops_of(files: list[bytes], seed: int) -> np.ndarray[Any, np.dtype[np.int32]]:

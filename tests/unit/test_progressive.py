@@ -5,32 +5,21 @@ from __future__ import annotations
 import io
 import random
 import struct
-from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from decode_on_cpu import KernelsOnCpu
+from decode_on_cpu import KernelsOnCpu, kernels_fixture, pool_fixture
 from jpeg_writer import FACTORS, segment, write_block, write_jpeg, write_scans, write_symbols
 from PIL import Image
 from stageable import PLANES, QUANTIZATION, ROW_ENDS, SCAN_COUNT, VALUES, noise, staged_number
 
 from fastload import _core
 
+kernels, pool = kernels_fixture, pool_fixture
+
 SIDE = 24
-
-
-@pytest.fixture(scope="module")
-def kernels(tmp_path_factory: pytest.TempPathFactory) -> KernelsOnCpu:
-    return KernelsOnCpu(tmp_path_factory.mktemp("kernels"))
-
-
-@pytest.fixture
-def pool() -> Iterator[_core.Pool]:
-    pool = _core.Pool(2)
-    yield pool
-    pool.close()
 
 
 def encoded(image: Image.Image, **options: Any) -> bytes:

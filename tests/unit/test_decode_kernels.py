@@ -23,6 +23,7 @@ from torchvision.transforms import Compose, RandomHorizontalFlip, RandomResizedC
 
 from fastload import FastLoader, _core, loader_state
 from fastload.device.decode import files as decode
+from fastload.device.decode.choice import DecodeChoice
 from fastload.device.decode.policy import DecodePolicy
 from fastload.native import pipeline as decode_pipeline
 from fastload.native.pipeline import DECODING
@@ -464,6 +465,24 @@ def test_a_loader_decodes_batches_here_and_there_with_the_same_bits(kernels, mon
     assert stats.gpu_images == sum(batch.staged for batch in noted)
     assert stats.gpu_images + stats.thread_images == stats.images == 36
     assert loaders[False].stats().gpu_images == 0
+
+
+def test_the_index_learns_before_a_batch_is_waited_for(kernels, monkeypatch, tmp_path):
+    (tmp_path / "a").mkdir()
+    for number, file in enumerate(FILES):
+        (tmp_path / "a" / f"{number}.jpg").write_bytes(file)
+    device, asked = simulated.install_native(monkeypatch), []
+    monkeypatch.setattr(loader_state.LoaderState, "decoder", lambda *_: HostDecoder(kernels))
+    monkeypatch.setattr(DecodeChoice, "learn", lambda self, index, has_time: asked.append((index, has_time())))
+    dataset = ImageFolder(tmp_path, Compose([RandomResizedCrop(SIDE), ToTensor()]))
+    assert len([*FastLoader(dataset, batch_size=3, num_workers=2, **device)]) == 3
+    assert len(asked) == 3
+    assert len({id(index) for index, _ in asked}) == 1
+    assert isinstance(asked[0][0], _core.JpegIndex)
+    assert all(isinstance(has_time, bool) for _, has_time in asked)
+    asked.clear()
+    assert len([*FastLoader(dataset, batch_size=3, num_workers=2, max_index_bytes=0, **device)]) == 3
+    assert asked == []
 
 
 class TwoCrops:

@@ -157,21 +157,32 @@ def test_memory_of_searches_is_freed_with_the_first_batch_without_new_files(monk
     assert kept == [True, False]
 
 
-def test_a_batch_is_right_without_memory_for_what_was_found(monkeypatch):
-    def found(*_: Any) -> None:
-        raise MemoryError
-
-    monkeypatch.setattr(torch.cuda, "Event", Event)
+def searched(found: Any) -> tuple[Any, Any]:
+    """A decoder, and a batch of it whose kernels have found points."""
     decoder = decoder_on_host()
     staged = decoder.files(torch.zeros(IMAGES, 8, 8, 3, dtype=torch.uint8), lambda pixels: [pixels])
-    staged.staging, staged._points, staged._is_unknown, staged._decoded = (
-        Staging(USED),
-        staged._memory[:1],
-        True,
-        Event(),
-    )
+    staged.staging, staged._points = Staging(USED), staged._memory[:1]
+    staged._is_unknown, staged._decoded = True, Event()
     staged.staging.found = found
     staged._bad.zero_()
+    return decoder, staged
+
+
+def test_points_that_were_found_are_kept_until_the_index_knows_them():
+    given = []
+    decoder, staged = searched(lambda *points: given.append(points) or Points())
+    assert staged.failed() == []
+    assert isinstance(decoder.to_learn(), Points)
+    assert [(len(points), bad.tolist()) for points, bad in given] == [(1, [0] * IMAGES)]
+    assert staged.failed() == []
+    assert len(given) == 1
+
+
+def test_a_batch_is_good_though_there_is_no_memory_for_its_points():
+    def found(*_: object) -> None:
+        raise MemoryError
+
+    decoder, staged = searched(found)
     assert staged.failed() == []
     assert decoder.to_learn() is None
 

@@ -202,7 +202,7 @@ class KernelsOnCpu:
         self._chunks = chunks = self._chunks if again else staging.finish(decode.SCRATCH_MAX_BYTES)
         tables = torch.full((staging.codes[1] * staging.table_bytes // 8,), -1)
         search = staging.search
-        files = torch.full((staging.used + search[4],), 0xA5, dtype=torch.uint8)
+        files = torch.full((staging.used + search[4] + _MARGIN,), 0xA5, dtype=torch.uint8)
         files[: staging.used] = memory[: staging.used]
         memory = files
         if staging.codes[1]:
@@ -223,7 +223,8 @@ class KernelsOnCpu:
                 self._launch(launch)
             for block in blocks:
                 assert set(block[:_MARGIN].tolist() + block[-_MARGIN:].tolist()) == {0xA5}
-        self.points, self.bad = memory[staging.used :], bad  # the points that were found
+        assert set(memory[-_MARGIN:].tolist()) == {0xA5}
+        self.points, self.bad = memory[staging.used : -_MARGIN], bad  # the points that were found
         has = staging.has()
         return [image for image in range(images) if has[image] and bad[staging.owner(image)]]
 

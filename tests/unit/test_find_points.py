@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import io
+import struct
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
 from decode_on_cpu import KernelsOnCpu, kernels_fixture, pool_fixture
+from jpeg_writer import segment
 from PIL import Image
 from stageable import KINDS, noise
 
@@ -285,13 +287,73 @@ def test_hostile_bits_are_refused_and_nothing_else_is_written(kernels, pool, see
     assert all(same[number] for number in range(len(FILES)) if number not in hostile)
 
 
-def test_a_scan_that_does_not_synchronize_is_left_to_the_threads(kernels, pool):
-    """Blocks of one length whose decoders never meet if they begin in different ones."""
-    flat = encoded(Image.new("RGB", (4096, 2048), (10, 10, 10)), quality=50, subsampling=0)
-    found = Found(pool, [FILES[0], flat, FILES[1]])
-    assert all(found.has)
-    bad = found.decode(kernels)
-    assert bad in ([], [1])
-    same = found.same()
-    assert [same[number] for number in (0, 2)] == [True, True]
-    assert bad or same[1]
+def handmade(columns: int, rows: int, intervals: list[str], *, dc: int = 0, ac: int = 0, every: int = 0) -> bytes:
+    """A 4:4:4 file of one DC and one AC symbol, whose codes are 0, and the bits of its intervals."""
+    table = bytes([1, *[0] * 15])
+    frame = struct.pack(">BHHB", 8, 8 * rows, 8 * columns, 3) + b"".join(bytes([c, 0x11, 0]) for c in (1, 2, 3))
+    parts = [segment(0xDB, bytes([0, *[1] * 64])), segment(0xC0, frame)]
+    parts += [segment(0xC4, bytes([0x00]) + table + bytes([dc])), segment(0xC4, bytes([0x10]) + table + bytes([ac]))]
+    if every:
+        parts.append(segment(0xDD, struct.pack(">H", every)))
+    parts.append(segment(0xDA, bytes([3, 1, 0, 2, 0, 3, 0, 0, 63, 0])))
+    for number, bits in enumerate(intervals):
+        padded = bits + "1" * (-len(bits) % 8)
+        data = int(padded, 2).to_bytes(len(padded) // 8, "big").replace(b"\xff", b"\xff\0")
+        last = number == len(intervals) - 1
+        parts.append(data + (b"\xff\xd9" if last else bytes([0xFF, 0xD0 + number % 8])))
+    return b"\xff\xd8" + b"".join(parts)
+
+
+def refused(kernels: KernelsOnCpu, pool: _core.Pool, file: bytes) -> None:
+    """The kernels leave the file to the host, and other files alone."""
+    found = Found(pool, [FILES[0], file, FILES[1]])
+    assert found.has == [True] * 3
+    assert found.decode(kernels) == [1]
+    assert [found.same()[number] for number in (0, 2)] == [True, True]
+
+
+def test_a_scan_that_does_not_synchronize_is_left_to_the_host(kernels, pool):
+    """Whose MCUs have 381 bits, of which none tells a decoder where it is."""
+    refused(kernels, pool, handmade(40, 20, ["0" * 381 * 800], ac=0x01))
+
+
+BLOCK = "00"  # DC 0, and the end
+
+
+@pytest.mark.parametrize("columns", [8, 48], ids=["one subsequence", "many"])
+@pytest.mark.parametrize(
+    "blocks",
+    [
+        lambda n: [3 * n, 3 * n],
+        lambda n: [3 * n - 3, 3 * n + 3],
+        lambda n: [3 * n - 1, 3 * n + 1],
+        lambda n: [3 * n, 3 * n - 3],
+        lambda n: [3 * n, 3 * n + 3],
+        lambda n: [3 * n, 6 * n],
+    ],
+    ids=["right", "an MCU early", "a block early", "an MCU too few", "an MCU too many", "far too many"],
+)
+def test_intervals_and_scans_have_to_have_their_mcus(kernels, pool, columns, blocks):
+    n = columns * 24 // 2
+    file = handmade(columns, 24, [BLOCK * count for count in blocks(n)], every=n)
+    if blocks(n) != [3 * n, 3 * n]:
+        refused(kernels, pool, file)
+        return
+    found = Found(pool, [FILES[0], file])
+    assert found.decode(kernels) == []
+    assert all(found.same())
+
+
+def test_more_and_more_blocks_write_no_points_behind_the_last(kernels, pool):
+    """Each interval lacks a block, whose MCU counts all the same."""
+    intervals = [BLOCK * 2] * 63 + [BLOCK * 3 * 3000]
+    refused(kernels, pool, handmade(8, 8, intervals, every=1))
+
+
+def test_predictors_beyond_16_bits_are_left_to_the_host(kernels, pool):
+    refused(kernels, pool, handmade(8, 8, [("0" + "1" * 11 + "0") * 3 * 64], dc=11))
+
+
+def test_coefficients_beyond_a_block_are_left_to_the_host(kernels, pool):
+    """Of runs of 16 zeros the fourth ends behind the block."""
+    refused(kernels, pool, handmade(8, 8, ["00000" * 3 * 64], ac=0xF0))

@@ -54,8 +54,10 @@ def crops_of(files: list[bytes], seed: int) -> np.ndarray[Any, np.dtype[np.int32
 class Found:
     """A batch whose points the kernels are to find, and the threads' pixels."""
 
-    def __init__(self, pool: _core.Pool, files: list[bytes], seed: int = 0) -> None:
+    def __init__(self, pool: _core.Pool, files: list[bytes], seed: int = 0, *, corner: bool = False) -> None:
         self.files, self.crops = files, crops_of(files, seed)
+        if corner:  # of which the later kernels decode the first MCUs only
+            self.crops[:, :4] = 0, 0, 8, 8
         shape = (len(files), SIDE, SIDE, 3)
         self.want, self.pixels = torch.zeros(shape, dtype=torch.uint8), torch.zeros(shape, dtype=torch.uint8)
         self.known, self.learned = (_core.JpegIndex(1 << 24, whole=True) for _ in range(2))
@@ -287,12 +289,15 @@ def test_hostile_bits_are_refused_and_nothing_else_is_written(kernels, pool, see
     assert all(same[number] for number in range(len(FILES)) if number not in hostile)
 
 
-def handmade(columns: int, rows: int, intervals: list[str], *, dc: int = 0, ac: int = 0, every: int = 0) -> bytes:
-    """A 4:4:4 file of one DC and one AC symbol, whose codes are 0, and the bits of its intervals."""
-    table = bytes([1, *[0] * 15])
+def handmade(columns: int, rows: int, intervals: list[str], *, dc: int = 0, ac: bytes = b"\0", every: int = 0) -> bytes:
+    """A 4:4:4 file of the bits of its intervals.
+
+    Codes are 0 for the DC symbol, and 0, 10 and so on for AC symbols.
+    """
+    counts = bytes([1] * len(ac) + [0] * (16 - len(ac)))
     frame = struct.pack(">BHHB", 8, 8 * rows, 8 * columns, 3) + b"".join(bytes([c, 0x11, 0]) for c in (1, 2, 3))
     parts = [segment(0xDB, bytes([0, *[1] * 64])), segment(0xC0, frame)]
-    parts += [segment(0xC4, bytes([0x00]) + table + bytes([dc])), segment(0xC4, bytes([0x10]) + table + bytes([ac]))]
+    parts += [segment(0xC4, bytes([0x00, 1, *[0] * 15, dc])), segment(0xC4, bytes([0x10]) + counts + ac)]
     if every:
         parts.append(segment(0xDD, struct.pack(">H", every)))
     parts.append(segment(0xDA, bytes([3, 1, 0, 2, 0, 3, 0, 0, 63, 0])))
@@ -306,7 +311,7 @@ def handmade(columns: int, rows: int, intervals: list[str], *, dc: int = 0, ac: 
 
 def refused(kernels: KernelsOnCpu, pool: _core.Pool, file: bytes) -> None:
     """The kernels leave the file to the host, and other files alone."""
-    found = Found(pool, [FILES[0], file, FILES[1]])
+    found = Found(pool, [FILES[0], file, FILES[1]], corner=True)
     assert found.has == [True] * 3
     assert found.decode(kernels) == [1]
     assert [found.same()[number] for number in (0, 2)] == [True, True]
@@ -314,7 +319,7 @@ def refused(kernels: KernelsOnCpu, pool: _core.Pool, file: bytes) -> None:
 
 def test_a_scan_that_does_not_synchronize_is_left_to_the_host(kernels, pool):
     """Whose MCUs have 381 bits, of which none tells a decoder where it is."""
-    refused(kernels, pool, handmade(40, 20, ["0" * 381 * 800], ac=0x01))
+    refused(kernels, pool, handmade(40, 20, ["0" * 381 * 800], ac=b"\x01"))
 
 
 BLOCK = "00"  # DC 0, and the end
@@ -356,4 +361,4 @@ def test_predictors_beyond_16_bits_are_left_to_the_host(kernels, pool):
 
 def test_coefficients_beyond_a_block_are_left_to_the_host(kernels, pool):
     """Of runs of 16 zeros the fourth ends behind the block."""
-    refused(kernels, pool, handmade(8, 8, ["00000" * 3 * 64], ac=0xF0))
+    refused(kernels, pool, handmade(8, 8, [BLOCK * (3 * 64 - 1) + "010101010"], ac=b"\x00\xf0"))

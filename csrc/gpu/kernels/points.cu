@@ -448,11 +448,7 @@ extern "C" __global__ void __launch_bounds__(kChainThreads)
         const u32 last = min(linked.link, runs.count);
         for (u32 i = number + 1; i <= last; ++i) runs.owner[i] = number;
       }
-      if (is_on && linked.link >= kEndLink) {
-        const u32 blocks = static_cast<u32>(image.across * image.down + image.components - 1);
-        const u64 whole = static_cast<u64>(image.scan_columns) * static_cast<u64>(image.scan_rows) * blocks;
-        if (linked.link != kEndLink || sum.blocks != whole) bad[image_number] = 1;
-      }
+      if (is_on && linked.link == kNoLink) bad[image_number] = 1;
     }
     __syncthreads();
     if (is_on && (linked.link >= base + count)) entry = linked.link;
@@ -472,7 +468,7 @@ __device__ __forceinline__ bool find(const Runs& runs, u32 number, const StagedI
   // The run that has come into this subsequence, and which of its parts lies in it.
   const u32 run = number == 0 ? 0 : runs.owner[number], part = number == 0 ? 0 : number - run - 1;
   const FoundRun begun = runs.begun[number == 0 ? 0 : run + 1];
-  if (number > 0 && (run >= number || part > begun.passed)) return true;  // it has passed several ends at once
+  if (number > 0 && part > begun.passed) return true;  // it has passed several ends at once
   const FoundRun* const passed = runs.passed + static_cast<u64>(run) * kPassedMax;
   u32 blocks = begun.blocks, bit = begun.bit, state = begun.state;
   int before[3] = {begun.sums[0], begun.sums[1], begun.sums[2]};
@@ -488,7 +484,7 @@ __device__ __forceinline__ bool find(const Runs& runs, u32 number, const StagedI
                                                       : runs.own[begun.link].bit;
   walk.begin(bit, state);
   const u32 mcu = blocks / walk.blocks_per_mcu;
-  bool sound = walk.finished || blocks - mcu * walk.blocks_per_mcu == walk.block;
+  bool sound = true;
   u32 row = mcu / columns, column = mcu - row * columns, until_restart = every == 0 ? 0xFFFFFFFFu : every - mcu % every;
   const auto put = [&] {
     if (column % kSegmentMcus == 0 && row < rows) {
@@ -560,7 +556,7 @@ extern "C" __global__ void __launch_bounds__(kFindThreads)
     stuffed(u8* __restrict__ batch, long long first_image, const int* __restrict__ bad) {
   const u32 image_number = static_cast<u32>(first_image) + blockIdx.y;
   const StagedImage& image = reinterpret_cast<const StagedImage*>(batch)[image_number];
-  if (image.interval_count == 0 || bad[image_number] != 0) return;
+  if (image.interval_count == 0 || bad[image_number] != 0) return;  // bad points may be far apart
   const u32* const words = reinterpret_cast<const u32*>(batch + image.data);
   StagedPoint* const points = reinterpret_cast<StagedPoint*>(batch + image.found_points);
   const u32 count = static_cast<u32>(image.scan_rows) * static_cast<u32>(image.points_in_row);

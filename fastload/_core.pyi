@@ -41,6 +41,34 @@ def apply_steps(
     generator: Generator | None = None,
 ) -> bool: ...
 
+# One image: a part of an encoded file, its size, flips and steps.
+class ImageProgram:
+    def __init__(
+        self,
+        data: bytes,
+        geometry: _Geometry | Sequence[int],
+        filter: str = "bilinear",
+        steps: Sequence[tuple[str, dict[str, Any]]] = (),
+    ) -> None: ...
+
+# Images of one size, one behind the other, whose levels are looked up in a table, (3, 256) of values of 1, 2, 4 or 8
+# bytes. Fills: (image, top, left, height, width, a value for each channel), in order. paint() needs no GIL and returns
+# each image's status; `out` is 1-D uint8.
+class TensorProgram:
+    def __init__(
+        self,
+        images: Sequence[ImageProgram],
+        size: tuple[int, int],
+        pass_rule: str,
+        table: Any,
+        planar: bool,
+        fills: Sequence[tuple[int, int, int, int, int, bytes]] = (),
+    ) -> None: ...
+    @property
+    def nbytes(self) -> int: ...
+    def paint(self, out: _Array) -> bytes: ...
+    def paint_levels(self, image: int, levels: _Array, out: _Array) -> None: ...
+
 # Draws the random parameters of a chain of transforms, in torchvision's order. What kinds and fields there are is in
 # fastload/pipeline/ops/table.py. add() raises ValueError if an argument is invalid. begin_view() begins another chain
 # for the same image.

@@ -21,6 +21,7 @@ namespace fastload {
 
 void bind_build(nanobind::module_& m);
 void bind_decode(nanobind::module_& m);
+void bind_deferred(nanobind::module_& m);
 void bind_draws(nanobind::module_& m);
 void bind_image(nanobind::module_& m);
 void bind_index(nanobind::module_& m);
@@ -94,6 +95,8 @@ std::vector<double> numbers_of(const Question& question);
 Answer answer_from(const std::string& kind, const std::vector<double>& question, const std::vector<double>& answer);
 // Crop, output size, window and flips, as geometry_from() takes them.
 nanobind::tuple to_tuple(const Geometry& geometry);
+// Of (kind, fields), for an image of height x width. Throws a ValueError.
+std::vector<Step> steps_from(const nanobind::sequence& entries, int height, int width);
 nanobind::tuple erased_of(const Geometry& geometry);  // boxes, and the generator's state before their noise
 // The values of each level of each channel.
 using ValueTable = nanobind::ndarray<nanobind::ndim<2>, nanobind::c_contig, nanobind::device::cpu>;

@@ -356,13 +356,9 @@ nb::tuple draw_erased(const DrawPlan& plan, Generator& generator, int width, int
   return erased_of(geometry);
 }
 
-// Applies steps, rotations, affine transforms and blurs to an image, whose memory may change; what draws does so by an
-// unseeded generator. With a generator, applies anything behind a first step. Returns whether they fit the image and
-// the result fits `out`.
-bool apply_to(nb::sequence entries, Array image, Array out, const std::string& pass_rule, Generator* given) {
-  require_rows(image, "image");
-  require_rows(out, "out");
-  if (image.shape(2) != 3 || out.shape(2) != 3) throw nb::value_error("images must have 3 channels");
+// Steps, rotations, affine transforms and blurs of an image of height x width; what draws does so by an unseeded
+// generator. With a generator, anything behind a first step. False if they do not fit the image.
+bool steps_of(const nb::sequence& entries, int height, int width, Generator* given, std::vector<Step>& steps) {
   DrawPlan plan;
   std::string error;
   for (nb::handle entry : entries) {
@@ -376,14 +372,26 @@ bool apply_to(nb::sequence entries, Array image, Array out, const std::string& p
     if (!plan.add(op, error)) throw nb::value_error(error.c_str());
   }
   Generator unseeded;
-  Generator& generator = given != nullptr ? *given : unseeded;
   Geometry geometry;
   Question unresolved;
+  if (plan.run(given != nullptr ? *given : unseeded, width, height, {}, geometry, unresolved) != DrawStatus::ok) {
+    return false;
+  }
+  steps = std::move(geometry.steps);
+  return true;
+}
+
+// Applies steps to an image, whose memory may change. Returns whether they fit the image and the result fits `out`.
+bool apply_to(const nb::sequence& entries, Array image, Array out, const std::string& pass_rule, Generator* given) {
+  require_rows(image, "image");
+  require_rows(out, "out");
+  if (image.shape(2) != 3 || out.shape(2) != 3) throw nb::value_error("images must have 3 channels");
+  std::vector<Step> steps;
   const auto height = static_cast<int>(image.shape(0)), width = static_cast<int>(image.shape(1));
-  if (plan.run(generator, width, height, {}, geometry, unresolved) != DrawStatus::ok) return false;
+  if (!steps_of(entries, height, width, given, steps)) return false;
   const PassRule rule = pass_rule_from(pass_rule);
   nb::gil_scoped_release release;
-  return apply_steps(geometry.steps, rule, {image.data(), image.stride(0), height, width},
+  return apply_steps(steps, rule, {image.data(), image.stride(0), height, width},
                      {out.data(), out.stride(0), static_cast<int>(out.shape(0)), static_cast<int>(out.shape(1))});
 }
 
@@ -409,6 +417,12 @@ void set_state_of_twister(Random& self, const nb::bytes& state) {
 }
 
 }  // namespace
+
+std::vector<Step> steps_from(const nb::sequence& entries, int height, int width) {
+  std::vector<Step> steps;
+  if (!steps_of(entries, height, width, nullptr, steps)) throw nb::value_error("the steps do not fit the image");
+  return steps;
+}
 
 void bind_draws(nb::module_& m) {
   m.def("apply_steps", &apply_to, "steps"_a, "image"_a.noconvert(), "out"_a.noconvert(),

@@ -57,6 +57,16 @@ class File:
         self._parts = 0
         self._whole: NDArray[np.uint8] | None = None
 
+    @property
+    def pass_rule(self) -> str:
+        """The core's rule for the order of a resize's passes."""
+        return self._pillow.pass_rule
+
+    @property
+    def is_trusted(self) -> bool:
+        """Whether the core's bits were Pillow's so far, often enough."""
+        return not self._pillow.differs and not self._pillow.comparisons
+
     def part(self, pending: Pending) -> NDArray[np.uint8]:
         """Decode a part, ``(H, W, 3)``."""
         pixels = None if self._pillow.differs else self._native(pending)
@@ -198,6 +208,10 @@ class Pending:
         """Make a core image of Pillow's."""
         pixels = self.pixels()
         return Image.frombuffer("RGB", self.size, pixels, "raw", "RGB", 0, 1).im
+
+    def core_program(self) -> _core.ImageProgram:
+        """The core's form of it."""
+        return _core.ImageProgram(self.file.data, self.geometry(), self.filter, self.steps)
 
     def geometry(self) -> tuple[int, ...]:
         """What to do, for ``_core.decode``."""

@@ -1,0 +1,68 @@
+#include "deferred/tensor_program.h"
+
+#include <cstring>
+#include <new>
+
+#include "image/look_up.h"
+#include "sample/sample.h"
+
+namespace fastload {
+namespace {
+
+void fill(const TensorProgram& program, const TensorProgram::Fill& fill, std::uint8_t* out) {
+  const std::size_t bytes = program.value_bytes, width = static_cast<std::size_t>(program.width);
+  const std::size_t plane = static_cast<std::size_t>(program.height) * width;
+  for (int y = fill.box.top; y < fill.box.top + fill.box.height; ++y) {
+    for (int x = fill.box.left; x < fill.box.left + fill.box.width; ++x) {
+      const std::size_t pixel = static_cast<std::size_t>(y) * width + static_cast<std::size_t>(x);
+      for (std::size_t channel = 0; channel < 3; ++channel) {
+        const std::size_t place = program.planar ? channel * plane + pixel : pixel * 3 + channel;
+        std::memcpy(out + place * bytes, fill.values[channel].data(), bytes);
+      }
+    }
+  }
+}
+
+}  // namespace
+
+std::size_t TensorProgram::image_bytes() const {
+  return 3 * static_cast<std::size_t>(height) * static_cast<std::size_t>(width) * value_bytes;
+}
+
+void TensorProgram::paint_levels(std::size_t image, const std::uint8_t* levels, void* out) const {
+  LookUpJob job;
+  job.levels = levels;
+  job.images = 1;
+  job.pixels = static_cast<std::size_t>(height) * static_cast<std::size_t>(width);
+  job.table = table.data();
+  job.value_bytes = value_bytes;
+  job.out = out;
+  job.planar = planar;
+  look_up(job);
+  for (const Fill& each : fills) {
+    if (each.image == image) fill(*this, each, static_cast<std::uint8_t*>(out));
+  }
+}
+
+Status TensorProgram::paint(std::size_t image, void* out) const {
+  static thread_local std::vector<std::uint8_t> levels;
+  try {
+    const ImageProgram& program = *images[image];
+    levels.resize(3 * static_cast<std::size_t>(height) * static_cast<std::size_t>(width));
+    Input input;
+    input.data = program.file.data;
+    input.size = program.file.size;
+    SampleOptions options;
+    options.height = height;
+    options.width = width;
+    options.pass_rule = pass_rule;
+    Outcome outcome;
+    process(input, program.geometry, options, {levels.data(), std::ptrdiff_t{3} * width}, outcome);
+    if (outcome.status == Status::ok) paint_levels(image, levels.data(), out);
+    return outcome.status;
+  } catch (const std::bad_alloc&) {
+    return Status::unsupported;
+  }
+}
+
+}  // namespace fastload

@@ -1,0 +1,57 @@
+// What the memory of a tensor of images is to hold, as data: no pixel is made before it is painted. Knows neither
+// Python nor torch.
+#pragma once
+
+#include <array>
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <vector>
+
+#include "base/image.h"
+#include "base/status.h"
+#include "resample/resample.h"
+#include "rng/draw_plan.h"
+
+namespace fastload {
+
+// An encoded image in memory. `owner` keeps it.
+struct EncodedBytes {
+  const std::uint8_t* data = nullptr;
+  std::size_t size = 0;
+  std::shared_ptr<const void> owner;
+};
+
+// One image: a part of a file, its size, flips and steps. Its geometry is complete and has a filter.
+struct ImageProgram {
+  EncodedBytes file;
+  Geometry geometry;
+};
+
+// Images of one size, one behind the other, whose levels are looked up in a table.
+struct TensorProgram {
+  // A box of an image that has one value in each channel.
+  struct Fill {
+    std::size_t image = 0;
+    PixelBox box;
+    std::array<std::array<std::uint8_t, 8>, 3> values{};
+  };
+
+  std::vector<std::shared_ptr<const ImageProgram>> images;
+  int height = 0, width = 0;
+  PassRule pass_rule = PassRule::horizontal_first;
+  std::size_t value_bytes = 1;      // 1, 2, 4 or 8
+  std::vector<std::uint8_t> table;  // 256 values for each of 3 channels
+  bool planar = true;               // channels are outermost within an image, else innermost
+  std::vector<Fill> fills;          // in order
+
+  std::size_t image_bytes() const;
+  std::size_t nbytes() const { return images.size() * image_bytes(); }
+  // Writes one image's values to `out`, aligned to their size. If the result is not `ok`, `out` is unspecified.
+  // Thread-safe; needs no lock. Never throws.
+  Status paint(std::size_t image, void* out) const;
+  // The same from levels that were made elsewhere, (height, width, 3) without gaps.
+  void paint_levels(std::size_t image, const std::uint8_t* levels, void* out) const;
+};
+
+}  // namespace fastload

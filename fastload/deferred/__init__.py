@@ -1,0 +1,1 @@
+"""Tensors in worker processes whose pixels are made when their batch is."""

@@ -1,0 +1,89 @@
+"""Describe what a tensor of images is to hold: pending images, the values of their levels, boxes of constants."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+
+from fastload import _core
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    from fastload.lazy.pixels import Pending
+
+
+@dataclass(frozen=True, slots=True)
+class Fill:
+    """A box of an image that holds one value in each channel.
+
+    Attributes:
+        image: The image's number.
+        box: ``(top, left, height, width)``, pixels.
+        values: ``(3,)``, of the tensor's dtype.
+    """
+
+    image: int
+    box: tuple[int, int, int, int]
+    values: torch.Tensor
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Content:
+    """What a whole tensor holds, in its own memory: images of one size, one behind the other.
+
+    Attributes:
+        images: Their pixels.
+        table: ``(3, 256)``, contiguous: the value of each level of each channel. Its dtype is the tensor's.
+        planar: Whether channels are outermost within an image's memory, else innermost.
+        fills: What is put over the images' values, in order.
+    """
+
+    images: tuple[Pending, ...]
+    table: torch.Tensor
+    planar: bool
+    fills: tuple[Fill, ...] = ()
+    _core: list[Any] = field(default_factory=list, init=False, repr=False)
+
+    @property
+    def image_size(self) -> tuple[int, int]:
+        """Height and width of an image, pixels."""
+        width, height = self.images[0].size
+        return height, width
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes that it takes."""
+        return len(self.images) * 3 * math.prod(self.image_size) * self.table.element_size()
+
+    def core(self) -> _core.TensorProgram:
+        """The core's form of it, which is made once."""
+        if not self._core:
+            fills = [(each.image, *each.box, _bytes_of(each.values)) for each in self.fills]
+            images = [image.core_program() for image in self.images]
+            rule = self.images[0].file.pass_rule
+            table = self.table.view(_OF_SIZE[self.table.element_size()])
+            self._core.append(_core.TensorProgram(images, self.image_size, rule, table.numpy(), self.planar, fills))
+        return self._core[0]
+
+    def paint(self, out: NDArray[np.uint8]) -> None:
+        """Write all values to memory. Images that the core does not take are made by Pillow.
+
+        Args:
+            out: ``(nbytes,)``; must be writable, aligned to the values' size.
+        """
+        program = self.core()
+        for number, status in enumerate(program.paint(out)):
+            if status:
+                program.paint_levels(number, np.ascontiguousarray(self.images[number].pixels()), out)
+
+
+_OF_SIZE = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
+
+
+def _bytes_of(values: torch.Tensor) -> bytes:
+    return values.contiguous().view(torch.uint8).numpy().tobytes()

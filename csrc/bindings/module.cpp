@@ -77,6 +77,7 @@ NB_MODULE(_core, m) {
   nb::set_leak_warnings(false);
   fastload::bind_build(m);
   fastload::bind_decode(m);
+  fastload::bind_deferred(m);
   fastload::bind_draws(m);
   fastload::bind_image(m);
   fastload::bind_index(m);

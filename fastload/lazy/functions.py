@@ -89,9 +89,9 @@ def install(change: Change, copy: Copy, is_unchanged: IsUnchanged) -> None:
     for module, name, read in _FUNCTIONS:
         original = getattr(module, name, None)
         if getattr(original, "__module__", None) == module.__name__:
-            _replace(module, name, _function(original, read, change))
+            replace(module, name, _function(original, read, change))
     for module, name, replacement in blur.functions():
-        _replace(module, name, replacement)
+        replace(module, name, replacement)
     originals = [kind.__init__ for kind in _ENHANCERS]  # type: ignore[misc]
     if all(getattr(each, "__module__", None) == ImageEnhance.__name__ for each in originals):
         _replace_enhancers(dict(zip(_ENHANCERS, originals, strict=True)), change, copy, is_unchanged)
@@ -110,7 +110,7 @@ def uninstall() -> None:
             setattr(holder, name, original)
 
 
-def _replace(holder: Any, name: str, new: Any) -> None:
+def replace(holder: Any, name: str, new: Any) -> None:
     original = vars(holder).get(name)
     _replaced.append((holder, name, original))
     _register(original, new)
@@ -197,7 +197,7 @@ def _replace_enhancers(originals: dict[type, Any], change: Change, copy: Copy, i
         return vars(self)
 
     for cls, original in originals.items():
-        _replace(cls, "__init__", new_init(cls, original))
-    _replace(ImageEnhance._Enhance, "enhance", new_enhance)
-    _replace(ImageEnhance._Enhance, "__getattr__", late)
-    _replace(ImageEnhance._Enhance, "__getstate__", state)
+        replace(cls, "__init__", new_init(cls, original))
+    replace(ImageEnhance._Enhance, "enhance", new_enhance)
+    replace(ImageEnhance._Enhance, "__getattr__", late)
+    replace(ImageEnhance._Enhance, "__getstate__", state)

@@ -1,0 +1,109 @@
+"""Replace torchvision's functions that make tensors of Pillow's images, so that tensors of pending images are deferred.
+
+What a function does to the levels is learnt from an image that has all of them.
+"""
+
+from __future__ import annotations
+
+import functools
+import sys
+import threading
+from typing import TYPE_CHECKING, Any, Final
+
+import numpy as np
+import torch
+from PIL import Image
+
+from fastload.deferred import memory
+from fastload.deferred.content import Content
+from fastload.deferred.geometry import SIDE_MIN, strides_of
+from fastload.deferred.recorder import Recorder, shared_table
+from fastload.lazy import functions as lazy_functions
+from fastload.lazy.images import pending_of
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+_HOME: Final = "torchvision.transforms.functional"
+_PLACES: Final = (_HOME, "torchvision.transforms.v2.functional", "torchvision.transforms.v2.functional._type_conversion")
+_NAMES: Final = ("to_tensor", "pil_to_tensor")
+
+LEVELS: Final = np.repeat(np.arange(256, dtype=np.uint8), 3).reshape(1, 256, 3).repeat(SIDE_MIN, 0)
+"""An image that has all levels in each channel."""
+
+
+class Deferral:
+    """Defers the tensors of one worker process, in the thread that makes its batches.
+
+    Attributes:
+        recorder: Records what is done to them.
+        deferred: How many images became deferred tensors.
+        at_once: How many pending images did not, as there was no memory for it.
+    """
+
+    def __init__(self) -> None:
+        self.recorder = Recorder()
+        self.deferred = 0
+        self.at_once = 0
+        self._thread = 0
+        self._tables: dict[Any, tuple[torch.Tensor, bool] | None] = {}
+
+    def install(self) -> None:
+        """Replace the functions of modules that are imported, unless they are patched."""
+        for name in _PLACES:
+            module = sys.modules.get(name)
+            for function in _NAMES:
+                original = getattr(module, function, None)
+                if getattr(original, "__module__", None) == _HOME and getattr(original, "__name__", "") == function:
+                    lazy_functions.replace(module, function, self._in_place_of(original))
+
+    def __enter__(self) -> None:
+        """Defer tensors until the batch is made."""
+        self._thread = threading.get_ident()
+        self.recorder.__enter__()
+
+    def __exit__(self, *error: object) -> None:  # noqa: D105
+        self._thread = 0
+        self.recorder.__exit__(*error)
+
+    def _in_place_of(self, original: Any) -> Any:
+        @functools.wraps(original)
+        def function(*arguments: Any, **rest: Any) -> Any:
+            made = self._made(original, arguments[0]) if len(arguments) == 1 and not rest else None
+            return original(*arguments, **rest) if made is None else made
+
+        return function
+
+    def _made(self, original: Any, image: Any) -> torch.Tensor | None:
+        if self._thread != threading.get_ident() or self.recorder.is_off:
+            return None
+        pending = pending_of(image, SIDE_MIN)
+        if pending is None or not pending.file.is_trusted:
+            return None
+        key = original, torch.get_default_dtype()
+        if key not in self._tables:
+            self._tables[key] = _table_of(original)
+        if (known := self._tables[key]) is None:
+            return None
+        width, height = pending.size
+        size = (3, height, width)
+        with torch._C.DisableTorchFunction():
+            tensor = memory.tensor_of(Content((pending,), known[0], known[1]), size, strides_of(size, planar=known[1]))
+        if tensor is None:
+            self.at_once += 1
+            return None
+        self.deferred += 1
+        return tensor
+
+
+def _table_of(function: Any) -> tuple[torch.Tensor, bool] | None:
+    """The value that a function gives each level, and whether its tensors have channels outermost."""
+    with torch._C.DisableTorchFunction():
+        made = function(Image.fromarray(LEVELS))
+        size = (3, SIDE_MIN, 256)
+        if type(made) is not torch.Tensor or made.shape != size:
+            return None
+        for planar in (True, False):
+            if made.stride() == strides_of(size, planar=planar):
+                return shared_table(made[:, 0]), planar
+    return None

@@ -1,0 +1,483 @@
+"""Record what the user's code does to deferred tensors, in place of doing it.
+
+A :class:`Recorder` is on while a worker makes a batch. It knows functions that only change the values of levels, move
+whole pixels or put a constant into a box; their results are deferred, too. Of any other function that gets a deferred
+tensor, it has the tensor painted before the call. What does not come by here, such as a thread's or another library's
+access to the memory, is painted by the memory itself.
+
+Functions of single values are not known one by one: they are called with the table of the 256 levels in place of the
+image. Each kind of call is compared with torch's own result when it first comes.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import linecache
+import sys
+import warnings
+from collections import Counter
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, Final
+
+import numpy as np
+import torch
+from torch.overrides import TorchFunctionMode
+from torchvision import tv_tensors
+
+from fastload._compare import same_bits
+from fastload.deferred import memory as deferred_memory
+from fastload.deferred.content import Content, Fill
+from fastload.deferred.geometry import flipped, part_of, placed, strides_of
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Iterator
+
+    Handler = Callable[["Recorder", Any, tuple[Any, ...], dict[str, Any]], Any]
+
+COMPARED: Final = 2
+"""The first calls of each kind in a process, whose results torch computes as well."""
+
+_T: Final[Any] = torch.Tensor
+_IMAGES: Final = (torch.Tensor, tv_tensors.Image)
+_PLAIN: Final = frozenset([int, float, bool, str, type(None), torch.dtype, torch.device, slice, type(Ellipsis), torch.Size])
+_CONTAINERS: Final = frozenset([list, tuple, set, frozenset, dict])
+_DEPTH_MAX: Final = 4
+_UNKNOWN: Final = object()
+"""What a handler returns where a call cannot be recorded."""
+
+
+class Recorder(TorchFunctionMode):
+    """Records calls of this thread while it is entered.
+
+    Attributes:
+        painted_by: How often a line of the user's code had a deferred tensor painted: file, line, function.
+        is_off: Whether nothing is deferred any more, as a recorded result differed from torch's.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.painted_by: Counter[tuple[str, int, str]] = Counter()
+        self.is_off = False
+        self._compared: Counter[Any] = Counter()
+
+    def __torch_function__(  # noqa: D105
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        kwargs = kwargs or {}
+        if func in _PASSED or not (_are_deferred(args) or (kwargs and _are_deferred(kwargs.values()))):
+            return func(*args, **kwargs)
+        handler = _HANDLERS.get(func)
+        if handler is not None:
+            result = handler(self, func, args, kwargs)
+            if result is not _UNKNOWN:
+                return result
+        self._paint(func, args, kwargs)
+        return func(*args, **kwargs)
+
+    def _paint(self, func: Any, args: Any, kwargs: dict[str, Any]) -> None:
+        """Paint all deferred tensors among a call's arguments, and note the line of the user's code."""
+        found = [memory for each in _tensors((args, kwargs), 0) if (memory := deferred_memory.memory_of(each)) is not None]
+        self.painted_by[(*_line_of_user(), getattr(func, "__name__", str(func)))] += 1
+        for memory in found:
+            deferred_memory.paint(memory)
+
+    def checked(self, key: Any, made: Content, like: Any, expected: Callable[[], Any]) -> bool:
+        """Compare the first results of a kind with torch's.
+
+        Args:
+            key: The kind.
+            made: What the result is to hold.
+            like: The recorded result, of which nothing is read but its type, shape and strides.
+            expected: Computes the result by torch.
+
+        Returns:
+            Whether it may be used.
+        """
+        if self._compared[key] >= COMPARED:
+            return not self.is_off
+        self._compared[key] += 1
+        theirs = expected()
+        ours = painted(made, like)
+        if type(theirs) is type(like) and theirs.stride() == like.stride() and same_bits(ours, theirs.as_subclass(torch.Tensor)):
+            return not self.is_off
+        self.is_off = True
+        with contextlib.suppress(RuntimeWarning):
+            warnings.warn("pixels are made at once from now on: a deferred result was not torch's", RuntimeWarning, 2)
+        return False
+
+
+def painted(content: Content, like: torch.Tensor) -> torch.Tensor:
+    """Make an ordinary tensor with the shape and strides of another."""
+    out = np.empty(content.nbytes, np.uint8)
+    content.paint(out)
+    return torch.from_numpy(out).view(content.table.dtype).as_strided(like.shape, like.stride())
+
+
+def _line_of_user() -> tuple[str, int]:
+    frame: Any = sys._getframe(2)
+    while frame is not None:
+        name = str(frame.f_globals.get("__name__", ""))
+        if name.partition(".")[0] not in ("torch", "torchvision", "fastload", "PIL", "numpy"):
+            return frame.f_code.co_filename, frame.f_lineno
+        frame = frame.f_back
+    return "", 0
+
+
+def described(place: tuple[str, int, str]) -> str:
+    """Say which line had pixels painted, such as ``transforms.py:41 reads pixels (item): ...``."""
+    file, line, function = place
+    text = linecache.getline(file, line).strip()
+    return f"{file}:{line} reads pixels ({function}): {text}"
+
+
+def _are_deferred(values: Iterable[Any], depth: int = 0) -> bool:
+    """Whether a deferred tensor is among arguments, or in their containers."""
+    for each in values:
+        kind = type(each)
+        if kind in _PLAIN:
+            continue
+        if kind is torch.Tensor:
+            if deferred_memory.is_deferred(each):
+                return True
+        elif kind in _CONTAINERS:
+            if depth < _DEPTH_MAX and _are_deferred(each.values() if kind is dict else each, depth + 1):
+                return True
+        elif isinstance(each, torch.Tensor) and deferred_memory.memory_of(each) is not None:
+            return True
+    return False
+
+
+def _tensors(value: Any, depth: int) -> Iterator[torch.Tensor]:
+    if isinstance(value, torch.Tensor):
+        yield value
+    elif type(value) in _CONTAINERS and depth <= _DEPTH_MAX:
+        for each in value.values() if isinstance(value, dict) else value:
+            yield from _tensors(each, depth + 1)
+
+
+def view_of(tensor: Any) -> Content | None:
+    """What a tensor holds, as if it had memory of its own without gaps; ``None`` if that is not deferred or not known.
+
+    The tensor may be a part of a deferred one.
+    """
+    found = _part(tensor)
+    return None if found is None else found[1]
+
+
+def _part(tensor: Any) -> tuple[Any, Content, bool] | None:
+    """The memory that a tensor is in, what it holds, and whether it is all of that."""
+    if type(tensor) not in _IMAGES or tensor.requires_grad:
+        return None
+    memory = deferred_memory.memory_of(tensor)
+    if memory is None:
+        return None
+    content: Content = memory.content
+    where = placed(tensor, content)
+    part = None if where is None else part_of(content, *where)
+    return None if part is None else (memory, part, part is content)
+
+
+def _deferred(content: Content, dims: int, kind: type) -> Any:
+    """Make a tensor that is deferred, or ``_UNKNOWN`` without memory for it."""
+    height, width = content.image_size
+    shape = (len(content.images), 3, height, width)[-dims:]
+    tensor = deferred_memory.tensor_of(content, shape, strides_of(shape, planar=content.planar))
+    if tensor is None:
+        return _UNKNOWN
+    return tensor if kind is torch.Tensor else tensor.as_subclass(kind)
+
+
+def _result(recorder: Recorder, key: Any, content: Content, dims: int, kind: type, by_torch: Callable[[], Any]) -> Any:
+    made = _deferred(content, dims, kind)
+    if made is _UNKNOWN or not recorder.checked(key, content, made, by_torch):
+        return _UNKNOWN
+    return made
+
+
+_tables: dict[tuple[torch.dtype, bytes], torch.Tensor] = {}
+
+
+def shared_table(table: torch.Tensor) -> torch.Tensor:
+    """Return a table with these values that is the same object for all images."""
+    table = table.reshape(3, 256).contiguous()
+    key = table.dtype, table.view(torch.uint8).numpy().tobytes()
+    if len(_tables) > 1000:
+        _tables.clear()
+    return _tables.setdefault(key, table)
+
+
+def _is_constant(value: Any) -> bool:
+    """Whether an argument has one value for each channel, or for all."""
+    if isinstance(value, torch.Tensor):
+        return (
+            type(value) is torch.Tensor
+            and value.numel() in (1, 3)
+            and not value.requires_grad
+            and value.device.type == "cpu"
+            and value.layout == torch.strided
+            and (value.numel() == 1 or value.dim() >= 3 and value.shape[-3] == 3)
+        )
+    return value is None or type(value) in (int, float, bool, torch.dtype, str, torch.device)
+
+
+def _on_values(value: Any, tensor: Any, levels: torch.Tensor) -> Any:
+    """Put ``levels``, ``(3, L)``, in place of a tensor among arguments."""
+    if value is not tensor:
+        return value
+    shaped = levels.view(*[1] * (tensor.dim() - 3), 3, levels.shape[1], 1)
+    return shaped if type(tensor) is torch.Tensor else shaped.as_subclass(type(tensor))
+
+
+def _pointwise(recorder: Recorder, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """A function of single values: call it with the table in place of the image."""
+    arguments = [*args, *kwargs.values()]
+    images = [each for each in arguments if type(each) in _IMAGES and deferred_memory.memory_of(each) is not None]
+    if len(images) != 1 or (found := _part(tensor := images[0])) is None:
+        return _UNKNOWN
+    if "out" in kwargs or not all(each is tensor or _is_constant(each) for each in arguments):
+        return _UNKNOWN
+    _, content, _ = found
+
+    def run(levels: torch.Tensor) -> Any:
+        placed_args = [_on_values(each, tensor, levels) for each in args]
+        named = {name: _on_values(each, tensor, levels) for name, each in kwargs.items()}
+        given = next(each for each in (*placed_args, *named.values()) if type(each) is type(tensor) and each.numel() == levels.numel())
+        result = func(*placed_args, **named)
+        return tensor if result is given else result
+
+    try:
+        values = run(content.table)
+        if values is tensor:  # as of ``float()``, if it is
+            return tensor
+        if type(values) not in _IMAGES or values.numel() != content.table.numel() or values.dim() != tensor.dim():
+            return _UNKNOWN
+        fills = tuple(replace(each, values=run(each.values[:, None]).reshape(3)) for each in content.fills)
+    except Exception:  # noqa: BLE001 - torch raises it again, for the image
+        return _UNKNOWN
+    if values.dtype.is_complex or values.shape[-3:] != (3, 256, 1) or values.element_size() > 8:
+        return _UNKNOWN
+    made = replace(content, table=shared_table(values), fills=fills)
+    key = func, tensor.dim(), content.planar, content.table.dtype
+    return _result(recorder, key, made, tensor.dim(), type(values), lambda: _by_torch(func, args, kwargs, tensor, content))
+
+
+def _by_torch(func: Any, args: Any, kwargs: Any, tensor: Any, content: Content) -> Any:
+    """Call a function with an ordinary tensor in place of a deferred one."""
+    real = _painted_as(tensor, content)
+    return func(
+        *(real if each is tensor else each for each in args),
+        **{name: real if each is tensor else each for name, each in kwargs.items()},
+    )
+
+
+def _in_place(recorder: Recorder, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """A function that changes single values of its first argument."""
+    tensor, others = args[0], (*args[1:], *kwargs.values())
+    found = _part(tensor)
+    if found is None or not found[2] or not all(map(_is_constant, others)):
+        return _UNKNOWN
+    memory, content, _ = found
+
+    def run(levels: torch.Tensor) -> torch.Tensor:
+        changed = _on_values(tensor, tensor, levels.clone())
+        func(changed, *args[1:], **kwargs)
+        return changed.as_subclass(torch.Tensor).reshape(levels.shape)
+
+    try:
+        made = replace(
+            content,
+            table=shared_table(run(content.table)),
+            fills=tuple(replace(each, values=run(each.values[:, None]).reshape(3)) for each in content.fills),
+        )
+    except Exception:  # noqa: BLE001 - torch raises it again, for the image
+        return _UNKNOWN
+    key = func, tensor.dim(), content.planar, content.table.dtype
+    by_torch = lambda: _by_torch(func, args, kwargs, tensor, content)  # noqa: E731
+    if not recorder.checked(key, made, tensor, by_torch) or not deferred_memory.change(memory, made):
+        return _UNKNOWN
+    if not tensor.is_inference():
+        torch.autograd.graph.increment_version(tensor)
+    return tensor
+
+
+def _clone(recorder: Recorder, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    if len(args) != 1 or kwargs or (found := _part(args[0])) is None:
+        return _UNKNOWN
+    tensor, content = args[0], found[1]
+    key = func, tensor.dim(), content.planar, content.table.dtype
+    return _result(recorder, key, content, tensor.dim(), type(tensor), lambda: _by_torch(func, args, kwargs, tensor, content))
+
+
+def _contiguous(recorder: Recorder, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    if len(args) != 1 or kwargs or (found := _part(args[0])) is None:
+        return _UNKNOWN
+    tensor, content = args[0], found[1]
+    if tensor.is_contiguous():
+        return tensor
+    made = replace(content, planar=True) if not content.planar else replace(content)
+    key = func, tensor.dim(), content.planar, content.table.dtype
+    return _result(recorder, key, made, tensor.dim(), type(tensor), lambda: _by_torch(func, args, kwargs, tensor, content))
+
+
+def _flip(recorder: Recorder, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    if not args or (found := _part(args[0])) is None:
+        return _UNKNOWN
+    tensor, content = args[0], found[1]
+    dims = args[1:] or tuple(kwargs.values())
+    dims = dims[0] if len(dims) == 1 and isinstance(dims[0], list | tuple) else dims
+    if set(kwargs) - {"dims"} or not all(type(each) is int for each in dims):
+        return _UNKNOWN
+    axes = [each - tensor.dim() if each >= 0 else each for each in dims]
+    if not axes or len(set(axes)) < len(axes) or not set(axes) <= {-1, -2}:
+        return _UNKNOWN
+    made = flipped(content, horizontally=-1 in axes, vertically=-2 in axes)
+    key = func, tuple(sorted(axes)), tensor.dim(), content.planar, content.table.dtype
+    return _result(recorder, key, made, tensor.dim(), type(tensor), lambda: _by_torch(func, args, kwargs, tensor, content))
+
+
+def _stack(recorder: Recorder, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """Stack images to a batch."""
+    tensors = args[0] if args else kwargs.get("tensors")
+    dim = args[1] if len(args) > 1 else kwargs.get("dim", 0)
+    if not isinstance(tensors, list | tuple) or len(args) > 2 or set(kwargs) - {"tensors", "dim"} or dim != 0:
+        return _UNKNOWN
+    contents = []
+    for each in tensors:
+        found = _part(each)
+        if found is None or each.dim() != 3:
+            return _UNKNOWN
+        contents.append(found[1])
+    made = joined(contents)
+    if made is None:
+        return _UNKNOWN
+    small = func([_ordinary(each, (3, 2, 4), content) for each, content in zip(tensors[:2], contents, strict=False)])
+    made = replace(made, planar=small.is_contiguous())
+
+    def by_torch() -> Any:
+        return func([_painted_as(each, content) for each, content in zip(tensors, contents, strict=True)])
+
+    key = func, contents[0].planar, made.table.dtype, type(small)
+    return _result(recorder, key, made, 4, type(small), by_torch)
+
+
+def _ordinary(tensor: Any, shape: tuple[int, ...], content: Content) -> Any:
+    """An ordinary tensor of any values with another's type and a content's layout."""
+    made = torch.empty_strided(shape, strides_of(shape, planar=content.planar), dtype=content.table.dtype)
+    return made.as_subclass(type(tensor))
+
+
+def _painted_as(tensor: Any, content: Content) -> Any:
+    """An ordinary tensor with another's type and shape that holds a content, without gaps."""
+    return painted(content, _ordinary(tensor, tuple(tensor.shape), content)).as_subclass(type(tensor))
+
+
+def joined(contents: list[Content]) -> Content | None:
+    """Join single images that are alike; ``None`` if they are not."""
+    first = contents[0]
+    fills: list[Fill] = []
+    images = []
+    for content in contents:
+        same = content.table is first.table and content.planar == first.planar
+        if not same or len(content.images) != 1 or content.image_size != first.image_size:
+            return None
+        fills += [replace(fill, image=len(images)) for fill in content.fills]
+        images.append(content.images[0])
+    return replace(first, images=tuple(images), fills=tuple(fills))
+
+
+_BASIC: Final = (int, slice, type(Ellipsis), type(None))
+
+
+def _set(recorder: Recorder, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """Put a constant into a box."""
+    tensor, index, value = args
+    found = _part(tensor)
+    places = index if isinstance(index, tuple) else (index,)
+    if found is None or not found[2] or not all(type(each) in _BASIC for each in places):
+        return _UNKNOWN
+    if not _is_constant(value) or value is None or type(value) not in (int, float, bool, torch.Tensor):
+        return _UNKNOWN
+    memory, content, _ = found
+    box = tensor[index]
+    if not box.numel():
+        return _UNKNOWN
+    where = placed(box, content, side_min=1)
+    if where is None:
+        return _UNKNOWN
+    try:
+        values = torch.empty((1,) * (box.dim() - 3) + (3, 1, 1), dtype=tensor.dtype)
+        values[:] = value
+    except Exception:  # noqa: BLE001 - torch raises it again, for the image
+        return _UNKNOWN
+    images, area = where
+    fills = tuple(Fill(image, area, values.reshape(3)) for image in images)
+    made = replace(content, fills=content.fills + fills)
+
+    def by_torch() -> Any:
+        real = painted(content, tensor)
+        func(real, index, value)
+        return real
+
+    key = func, tensor.dim(), content.planar, content.table.dtype
+    alike = tensor.as_subclass(torch.Tensor)
+    if not recorder.checked(key, made, alike, by_torch) or not deferred_memory.change(memory, made):
+        return _UNKNOWN
+    if not tensor.is_inference():
+        torch.autograd.graph.increment_version(tensor)
+    return None
+
+
+def _as_it_is(recorder: Recorder, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """A view, or a look that reads no pixels, if the arguments say so."""
+    if func is _T.__getitem__:
+        places = args[1] if isinstance(args[1], tuple) else (args[1],)
+        return func(*args) if all(type(each) in _BASIC for each in places) else _UNKNOWN
+    wanted = args[1] if len(args) > 1 else kwargs.get("requires_grad", True)
+    return func(*args, **kwargs) if wanted is False else _UNKNOWN
+
+
+def _named(*names: str) -> list[Any]:
+    """Functions of tensors and of the module torch with these names."""
+    found = [getattr(place, name, None) for name in names for place in (torch.Tensor, torch)]
+    return [each for each in found if each is not None]
+
+
+_PASSED: Final = frozenset(
+    [
+        *(
+            getattr(_T, name).__get__
+            for name in (
+                *("shape", "dtype", "device", "layout", "ndim", "requires_grad", "is_nested", "is_sparse", "is_cuda"),
+                *("is_quantized", "is_meta", "is_mps", "is_leaf", "_version", "itemsize", "nbytes", "grad", "data"),
+            )
+        ),
+        *_named("size", "dim", "ndimension", "numel", "nelement", "stride", "storage_offset", "is_contiguous"),
+        *_named("element_size", "is_floating_point", "is_complex", "is_signed", "get_device", "is_inference", "is_pinned"),
+        *_named("is_conj", "is_neg", "is_shared"),
+        *_named("view", "permute", "transpose", "unsqueeze", "squeeze", "narrow", "unbind", "select", "detach", "as_subclass"),
+        *_named("movedim", "moveaxis", "swapaxes", "expand", "unflatten", "view_as", "alias"),
+        _T.__len__,
+        *(getattr(torch, name) for name in ("rand", "randint", "empty", "zeros", "ones", "randn", "arange", "randperm")),
+    ]
+)
+"""Functions that read no pixels. Tensors that they return share the memory of their argument, whose content is known."""
+
+_HANDLERS: Final[dict[Any, Handler]] = {
+    **dict.fromkeys(
+        [
+            *_named("add", "sub", "subtract", "mul", "multiply", "div", "divide", "true_divide", "neg", "negative", "rsub"),
+            *_named("clamp", "clip", "abs", "floor_divide", "remainder", "round", "floor", "ceil", "bitwise_not"),
+            *_named("to", "float", "half", "bfloat16", "double", "byte", "int", "long", "type", "eq", "ne", "lt", "le", "gt", "ge"),
+            *(getattr(_T, name) for name in ("__rsub__", "__rdiv__", "__rtruediv__") if hasattr(_T, name)),
+            torch.as_tensor,
+        ],
+        _pointwise,
+    ),
+    **dict.fromkeys(_named("add_", "sub_", "subtract_", "mul_", "multiply_", "div_", "divide_", "true_divide_", "neg_", "clamp_"), _in_place),
+    **dict.fromkeys(_named("clone"), _clone),
+    **dict.fromkeys([_T.contiguous], _contiguous),
+    **dict.fromkeys(_named("flip"), _flip),
+    **dict.fromkeys([torch.stack], _stack),
+    **dict.fromkeys([_T.__setitem__], _set),
+    **dict.fromkeys([_T.__getitem__, _T.requires_grad_], _as_it_is),
+}

@@ -98,6 +98,9 @@ class FastLoader(LoaderConfig[T_co]):
             on decode threads or on the GPU, whichever makes the loop faster. The GPU runs the transforms of what it
             decodes, too; of progressive files threads decode the entropy code. ``"cpu"``: on threads only. ``"gpu"``:
             on the GPU whatever it can; raises if it can decode none.
+        deferred: Whether tensors that worker processes make of images stay without pixels until the batch is sent:
+            what the program does to them is noted, and done for all at once. Whoever looks at such a tensor sees its
+            values all the same (:mod:`fastload.deferred`).
         exact: ``False`` also runs natively what has the same bits only at torch's pace: torchvision's ``GaussianBlur``,
             at most 1 of 256 levels off. The plan names it.
 
@@ -140,6 +143,7 @@ class FastLoader(LoaderConfig[T_co]):
         max_index_bytes: int = INDEX_BYTES,
         jpeg_index: object = None,
         decode: Decode = "auto",
+        deferred: bool = True,
     ) -> None:
         auto = auto_workers(num_workers, dataset)
         super().__init__(
@@ -164,7 +168,7 @@ class FastLoader(LoaderConfig[T_co]):
         if auto is not None:
             self.num_workers = auto
         own = (device, memory_format, dtype, device_prefetch, engine, max_pinned_bytes, randomness, exact)
-        self._take_options(Options(*own, max_index_bytes, jpeg_index, decode))
+        self._take_options(Options(*own, max_index_bytes, jpeg_index, decode, deferred))
 
     def _take_options(self, options: Options) -> None:
         # Public attributes, because frameworks rebuild a loader from vars(loader).
@@ -186,6 +190,7 @@ class FastLoader(LoaderConfig[T_co]):
                 stacklevel=level_outside(),
             )
         self.decode = options.decode
+        self.deferred = options.deferred
         vars(self)["_state"] = LoaderState()
         check_seedable(self, self.randomness)
         if self.engine == "native" or self.decode == "gpu":

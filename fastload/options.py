@@ -37,6 +37,7 @@ class Options:
     max_index_bytes: int = INDEX_BYTES
     jpeg_index: object = None
     decode: Decode = "auto"
+    deferred: bool = True
 
     def __post_init__(self) -> None:
         check_device(self.device)
@@ -49,8 +50,9 @@ class Options:
             raise ValueError(f"randomness must be 'worker' or 'sample', got {self.randomness!r}")
         if self.decode not in ("auto", "cpu", "gpu"):
             raise ValueError(f"decode must be 'auto', 'cpu' or 'gpu', got {self.decode!r}")
-        if not isinstance(self.exact, bool):
-            raise TypeError(f"exact must be True or False, got {self.exact!r}")
+        for name in ("exact", "deferred"):
+            if not isinstance(value := getattr(self, name), bool):
+                raise TypeError(f"{name} must be True or False, got {value!r}")
         index = self.max_index_bytes
         if isinstance(index, bool) or not isinstance(index, int):
             raise TypeError(f"max_index_bytes must be an int, got {type(index).__name__}")
@@ -77,6 +79,7 @@ class OwnArguments(TypedDict, total=False):
     max_index_bytes: int
     jpeg_index: object
     decode: Decode
+    deferred: bool
 
 
 class LoaderConfig(DataLoader[T_co]):
@@ -97,6 +100,7 @@ class LoaderConfig(DataLoader[T_co]):
     max_index_bytes: int = Options.max_index_bytes
     jpeg_index: object = Options.jpeg_index
     decode: Decode = Options.decode
+    deferred: bool = Options.deferred
     copies_own_batches: bool = False  # of a subclass with its own iterators: whether they go to the device
 
 

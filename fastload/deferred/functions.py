@@ -17,7 +17,7 @@ from PIL import Image
 from fastload.deferred import memory
 from fastload.deferred.content import Content
 from fastload.deferred.geometry import SIDE_MIN, strides_of
-from fastload.deferred.recorder import Recorder, shared_table
+from fastload.deferred.recorder import Recorder, described, shared_table
 from fastload.lazy import functions as lazy_functions
 from fastload.lazy.images import pending_of
 
@@ -25,7 +25,11 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
 _HOME: Final = "torchvision.transforms.functional"
-_PLACES: Final = (_HOME, "torchvision.transforms.v2.functional", "torchvision.transforms.v2.functional._type_conversion")
+_PLACES: Final = (
+    _HOME,
+    "torchvision.transforms.v2.functional",
+    "torchvision.transforms.v2.functional._type_conversion",
+)
 _NAMES: Final = ("to_tensor", "pil_to_tensor")
 
 LEVELS: Final = np.repeat(np.arange(256, dtype=np.uint8), 3).reshape(1, 256, 3).repeat(SIDE_MIN, 0)
@@ -37,15 +41,13 @@ class Deferral:
 
     Attributes:
         recorder: Records what is done to them.
-        deferred: How many images became deferred tensors.
-        at_once: How many pending images did not, as there was no memory for it.
+        deferred: How many images became deferred tensors since they were counted.
     """
 
     def __init__(self) -> None:
         self.recorder = Recorder()
         self.deferred = 0
-        self.at_once = 0
-        self._thread = 0
+        self._thread = self._told = 0
         self._tables: dict[Any, tuple[torch.Tensor, bool] | None] = {}
 
     def install(self) -> None:
@@ -61,6 +63,14 @@ class Deferral:
         """Defer tensors until the batch is made."""
         self._thread = threading.get_ident()
         self.recorder.__enter__()
+
+    def take_counts(self) -> tuple[int, int, str]:
+        """Return how many images were deferred and looked at since the last call, and the line that looked most."""
+        painted_by = self.recorder.painted_by
+        looks = painted_by.total() - self._told
+        place = described(painted_by.most_common(1)[0][0]) if looks else ""
+        images, self.deferred, self._told = self.deferred, 0, painted_by.total()
+        return images, looks, place
 
     def __exit__(self, *error: object) -> None:  # noqa: D105
         self._thread = 0
@@ -89,10 +99,7 @@ class Deferral:
         size = (3, height, width)
         with torch._C.DisableTorchFunction():
             tensor = memory.tensor_of(Content((pending,), known[0], known[1]), size, strides_of(size, planar=known[1]))
-        if tensor is None:
-            self.at_once += 1
-            return None
-        self.deferred += 1
+        self.deferred += tensor is not None
         return tensor
 
 

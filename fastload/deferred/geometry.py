@@ -118,5 +118,3 @@ def flipped(content: Content, *, horizontally: bool, vertically: bool) -> Conten
 
 def _turned(image: Pending, method: Image.Transpose, kind: str) -> Pending:
     return image.turned(method) or image.changed(kind, {})
-
-

@@ -39,7 +39,9 @@ COMPARED: Final = 2
 
 _T: Final[Any] = torch.Tensor
 _IMAGES: Final = (torch.Tensor, tv_tensors.Image)
-_PLAIN: Final = frozenset([int, float, bool, str, type(None), torch.dtype, torch.device, slice, type(Ellipsis), torch.Size])
+_PLAIN: Final = frozenset(
+    [int, float, bool, str, type(None), torch.dtype, torch.device, slice, type(Ellipsis), torch.Size]
+)
 _CONTAINERS: Final = frozenset([list, tuple, set, frozenset, dict])
 _DEPTH_MAX: Final = 4
 _UNKNOWN: Final = object()
@@ -76,7 +78,9 @@ class Recorder(TorchFunctionMode):
 
     def _paint(self, func: Any, args: Any, kwargs: dict[str, Any]) -> None:
         """Paint all deferred tensors among a call's arguments, and note the line of the user's code."""
-        found = [memory for each in _tensors((args, kwargs), 0) if (memory := deferred_memory.memory_of(each)) is not None]
+        found = [
+            memory for each in _tensors((args, kwargs), 0) if (memory := deferred_memory.memory_of(each)) is not None
+        ]
         self.painted_by[(*_line_of_user(), getattr(func, "__name__", str(func)))] += 1
         for memory in found:
             deferred_memory.paint(memory)
@@ -98,7 +102,11 @@ class Recorder(TorchFunctionMode):
         self._compared[key] += 1
         theirs = expected()
         ours = painted(made, like)
-        if type(theirs) is type(like) and theirs.stride() == like.stride() and same_bits(ours, theirs.as_subclass(torch.Tensor)):
+        if (
+            type(theirs) is type(like)
+            and theirs.stride() == like.stride()
+            and same_bits(ours, theirs.as_subclass(torch.Tensor))
+        ):
             return not self.is_off
         self.is_off = True
         with contextlib.suppress(RuntimeWarning):
@@ -241,7 +249,11 @@ def _pointwise(recorder: Recorder, func: Any, args: tuple[Any, ...], kwargs: dic
     def run(levels: torch.Tensor) -> Any:
         placed_args = [_on_values(each, tensor, levels) for each in args]
         named = {name: _on_values(each, tensor, levels) for name, each in kwargs.items()}
-        given = next(each for each in (*placed_args, *named.values()) if type(each) is type(tensor) and each.numel() == levels.numel())
+        given = next(
+            each
+            for each in (*placed_args, *named.values())
+            if type(each) is type(tensor) and each.numel() == levels.numel()
+        )
         result = func(*placed_args, **named)
         return tensor if result is given else result
 
@@ -258,7 +270,9 @@ def _pointwise(recorder: Recorder, func: Any, args: tuple[Any, ...], kwargs: dic
         return _UNKNOWN
     made = replace(content, table=shared_table(values), fills=fills)
     key = func, tensor.dim(), content.planar, content.table.dtype
-    return _result(recorder, key, made, tensor.dim(), type(values), lambda: _by_torch(func, args, kwargs, tensor, content))
+    return _result(
+        recorder, key, made, tensor.dim(), type(values), lambda: _by_torch(func, args, kwargs, tensor, content)
+    )
 
 
 def _by_torch(func: Any, args: Any, kwargs: Any, tensor: Any, content: Content) -> Any:
@@ -305,7 +319,9 @@ def _clone(recorder: Recorder, func: Any, args: tuple[Any, ...], kwargs: dict[st
         return _UNKNOWN
     tensor, content = args[0], found[1]
     key = func, tensor.dim(), content.planar, content.table.dtype
-    return _result(recorder, key, content, tensor.dim(), type(tensor), lambda: _by_torch(func, args, kwargs, tensor, content))
+    return _result(
+        recorder, key, content, tensor.dim(), type(tensor), lambda: _by_torch(func, args, kwargs, tensor, content)
+    )
 
 
 def _contiguous(recorder: Recorder, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -316,7 +332,9 @@ def _contiguous(recorder: Recorder, func: Any, args: tuple[Any, ...], kwargs: di
         return tensor
     made = replace(content, planar=True) if not content.planar else replace(content)
     key = func, tensor.dim(), content.planar, content.table.dtype
-    return _result(recorder, key, made, tensor.dim(), type(tensor), lambda: _by_torch(func, args, kwargs, tensor, content))
+    return _result(
+        recorder, key, made, tensor.dim(), type(tensor), lambda: _by_torch(func, args, kwargs, tensor, content)
+    )
 
 
 def _flip(recorder: Recorder, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -332,7 +350,9 @@ def _flip(recorder: Recorder, func: Any, args: tuple[Any, ...], kwargs: dict[str
         return _UNKNOWN
     made = flipped(content, horizontally=-1 in axes, vertically=-2 in axes)
     key = func, tuple(sorted(axes)), tensor.dim(), content.planar, content.table.dtype
-    return _result(recorder, key, made, tensor.dim(), type(tensor), lambda: _by_torch(func, args, kwargs, tensor, content))
+    return _result(
+        recorder, key, made, tensor.dim(), type(tensor), lambda: _by_torch(func, args, kwargs, tensor, content)
+    )
 
 
 def _stack(recorder: Recorder, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -452,12 +472,28 @@ _PASSED: Final = frozenset(
             )
         ),
         *_named("size", "dim", "ndimension", "numel", "nelement", "stride", "storage_offset", "is_contiguous"),
-        *_named("element_size", "is_floating_point", "is_complex", "is_signed", "get_device", "is_inference", "is_pinned"),
+        *_named(
+            "element_size", "is_floating_point", "is_complex", "is_signed", "get_device", "is_inference", "is_pinned"
+        ),
         *_named("is_conj", "is_neg", "is_shared"),
-        *_named("view", "permute", "transpose", "unsqueeze", "squeeze", "narrow", "unbind", "select", "detach", "as_subclass"),
+        *_named(
+            "view",
+            "permute",
+            "transpose",
+            "unsqueeze",
+            "squeeze",
+            "narrow",
+            "unbind",
+            "select",
+            "detach",
+            "as_subclass",
+        ),
         *_named("movedim", "moveaxis", "swapaxes", "expand", "unflatten", "view_as", "alias"),
         _T.__len__,
-        *(getattr(torch, name) for name in ("rand", "randint", "empty", "zeros", "ones", "randn", "arange", "randperm")),
+        *(
+            getattr(torch, name)
+            for name in ("rand", "randint", "empty", "zeros", "ones", "randn", "arange", "randperm")
+        ),
     ]
 )
 """Functions that read no pixels. Tensors that they return share the memory of their argument, whose content is known."""
@@ -465,15 +501,36 @@ _PASSED: Final = frozenset(
 _HANDLERS: Final[dict[Any, Handler]] = {
     **dict.fromkeys(
         [
-            *_named("add", "sub", "subtract", "mul", "multiply", "div", "divide", "true_divide", "neg", "negative", "rsub"),
+            *_named(
+                "add", "sub", "subtract", "mul", "multiply", "div", "divide", "true_divide", "neg", "negative", "rsub"
+            ),
             *_named("clamp", "clip", "abs", "floor_divide", "remainder", "round", "floor", "ceil", "bitwise_not"),
-            *_named("to", "float", "half", "bfloat16", "double", "byte", "int", "long", "type", "eq", "ne", "lt", "le", "gt", "ge"),
+            *_named(
+                "to",
+                "float",
+                "half",
+                "bfloat16",
+                "double",
+                "byte",
+                "int",
+                "long",
+                "type",
+                "eq",
+                "ne",
+                "lt",
+                "le",
+                "gt",
+                "ge",
+            ),
             *(getattr(_T, name) for name in ("__rsub__", "__rdiv__", "__rtruediv__") if hasattr(_T, name)),
             torch.as_tensor,
         ],
         _pointwise,
     ),
-    **dict.fromkeys(_named("add_", "sub_", "subtract_", "mul_", "multiply_", "div_", "divide_", "true_divide_", "neg_", "clamp_"), _in_place),
+    **dict.fromkeys(
+        _named("add_", "sub_", "subtract_", "mul_", "multiply_", "div_", "divide_", "true_divide_", "neg_", "clamp_"),
+        _in_place,
+    ),
     **dict.fromkeys(_named("clone"), _clone),
     **dict.fromkeys([_T.contiguous], _contiguous),
     **dict.fromkeys(_named("flip"), _flip),

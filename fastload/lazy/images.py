@@ -30,7 +30,7 @@ from fastload.pipeline.nodes import FILTERS, SAMPLINGS
 from fastload.stats.stack_sampler import register_codec
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
     from types import CodeType
 
     from fastload.pipeline.nodes import Node
@@ -80,6 +80,7 @@ class _Known:
 
 
 _known: _Known
+_also: Callable[[], None]
 _pillow: ByPillow
 
 
@@ -316,6 +317,7 @@ def _open_first(self: JpegImageFile) -> None:
         for name, (cls, attribute, method) in _METHODS.items():
             setattr(cls, attribute, _known.originals[name] if name == "open" else method)
         lazy_functions.install(_changed, _as_it_is, _is_unchanged)
+        _also()
     _known.originals["open"](self)
 
 
@@ -374,15 +376,19 @@ def prepare() -> bool:
     return True
 
 
-def install() -> bool:
+def install(also: Callable[[], None] = lambda: None) -> bool:
     """Make images of this process lazy, from its first JPEG file on.
+
+    Args:
+        also: Called when they become so.
 
     Returns:
         What :func:`prepare` does.
     """
-    global _pillow
+    global _pillow, _also
     if not prepare():
         return False
+    _also = also
     _pillow = ByPillow(_known.originals["load_file"], _known.pass_rule, COMPARED, _give_up)
     cls, attribute, method = _METHODS["open"]
     setattr(cls, attribute, method)

@@ -302,6 +302,10 @@ def _meanwhile(stats: Stats, which: Bottleneck) -> str:
     return f"while they were copied to the device{memory}{speed}"
 
 
+_LOOKS_MIN: Final = 10
+"""A look at pixels for so many images is worth a remedy."""
+
+
 def _remedy(stats: Stats, which: Bottleneck) -> str:
     if stats.workers == 0 and which in _MADE:
         return "set num_workers >= 1, so that batches are made beside the steps and not between them"
@@ -314,6 +318,11 @@ def _remedy(stats: Stats, which: Bottleneck) -> str:
         return f"{MORE_WORKERS}, or store smaller images (these are decoded natively)"
     if which is Bottleneck.PYTHON and "python" in stats.stages:
         return _CONVERT
+    if which in (Bottleneck.DECODE, Bottleneck.PYTHON) and stats.looks * _LOOKS_MIN > stats.images:
+        return (
+            f"let the transforms leave pixels alone before the batch is sent (they are looked at"
+            f"{_at(stats.fetch.looks_at)}); or {REMEDIES[which]}"
+        )
     if which is Bottleneck.COLLATE and native:
         return "keep targets plain (numbers, small tensors), which one thread collates, and other Python threads few"
     if which is Bottleneck.COLLATE and stats.device is not None and stats.slot_batches < stats.copied:
@@ -344,6 +353,13 @@ def _figures(stats: Stats) -> list[str]:
         lines.append(f"ms a batch: {stages} ({where})")
     if stats.python_images:
         lines.append(f"{_made_in_python(stats)}, which the native engine does not decode")
+    if stats.deferred_images:
+        looks = (
+            f", which were looked at {_count(stats.looks, 'time')} before{_at(stats.fetch.looks_at)}"
+            if stats.looks
+            else ""
+        )
+        lines.append(f"{stats.deferred_images:,} images were not made before their batch was sent{looks}")
     if stats.gpu_images:
         took_ms = 1e3 * stats.stages["gpu_decode"].mean_s if "gpu_decode" in stats.stages else None
         took = "" if took_ms is None else f" ({took_ms:,.2f} ms a batch of its time; that {_cost(stats)})"

@@ -24,7 +24,9 @@ CLOSELY_S: Final = 0.002  # length of a fetch after which the next one is divide
 CLOSELY_EVERY: Final = 64
 SAMPLER_AFTER_S: Final = 0.15  # seconds of fetching before the stack sampler starts, so that short programs have none
 
-(_BATCHES, _IMAGES, _FETCH, _COLLATE, _LOOKED, _BUSY, _QUEUED, _DECODE, _PYTHON, _SAMPLES) = range(len(FIGURES))
+(_BATCHES, _IMAGES, _FETCH, _COLLATE, _LOOKED, _BUSY, _QUEUED, _DECODE, _PYTHON, _SAMPLES, _DEFERRED, _LOOKED_AT) = (
+    range(len(FIGURES))
+)
 
 
 class WorkerCounters:
@@ -133,6 +135,13 @@ class WorkerCounters:
         except (OSError, IndexError, ValueError):
             self._queue = -1
             return 0.0
+
+    def note_deferred(self, images: int, looked_at: int, place: str) -> None:
+        """Record images that were deferred, and calls for which their pixels were made, most of them at a place."""
+        self._shared.add(self._worker, _DEFERRED, images)
+        if looked_at:
+            self._shared.add(self._worker, _LOOKED_AT, looked_at)
+            self._shared.write(self._worker, 2, place)
 
     def _record(self, computed_s: float, waited_s: float, in_codec: bool, place: str) -> None:
         self._shared.add(self._worker, _SAMPLES, 1)

@@ -19,7 +19,7 @@ from fastload.memory.kept_states import KeptStates
 from fastload.stats.fetch_timer import TimedFetch, WorkerCounters
 from fastload.stats.shared_counters import FIGURES, SharedCounters
 from fastload.stats.stack_sampler import SAMPLES
-from fastload.stats.stats import Totals
+from fastload.stats.stats import Places, Totals
 from fastload.torch_workers.processes import after_error, restart_workers
 
 if TYPE_CHECKING:
@@ -157,13 +157,13 @@ class Meter:
                     totals[f"made:{figure}"] += getattr(here, f"timed_{figure}")
         return totals
 
-    def places(self) -> tuple[tuple[str, ...], tuple[str, ...]]:
-        """Where the workers mostly waited and mostly computed, by their stack samples."""
+    def places(self) -> Places:
+        """Where the workers mostly waited and computed, by their stack samples, and looked at deferred pixels."""
         if self.shared is None:
-            return (), ()
-        lines = [[self.shared.read(worker, line) for worker in range(self.shared.workers)] for line in (0, 1)]
-        waits, computes = (tuple(text for text in line if text) for line in lines)
-        return waits, computes
+            return (), (), ()
+        lines = [[self.shared.read(worker, line) for worker in range(self.shared.workers)] for line in (0, 1, 2)]
+        waits, computes, looks = (tuple(text for text in line if text) for line in lines)
+        return waits, computes, looks
 
     def close(self) -> None:
         """Release the shared counters. Idempotent."""
@@ -313,7 +313,7 @@ class Meters:
         self._live: dict[int, Meter] = {}
         self._number = 0
         self._before = Totals()
-        self._places: tuple[tuple[str, ...], tuple[str, ...]] = (), ()
+        self._places: Places = (), (), ()
 
     def drop_inherited(self) -> None:
         """Go on in a forked child.
@@ -351,7 +351,7 @@ class Meters:
                 totals.add(meter.totals())
         return totals
 
-    def places(self) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    def places(self) -> Places:
         """:meth:`Meter.places` of the last iterator that has any."""
         with self._lock:
             for meter in reversed(list(self._live.values())):

@@ -29,8 +29,11 @@ FIGURES: Final = (
     "decode_s",  # by stack samples: computing in a codec
     "python_s",  # by stack samples: computing elsewhere
     "samples",  # number of these
+    "deferred",  # images whose pixels were not made at once
+    "looked_at",  # of these: calls for which their pixels were made before the batch was sent
 )
 TEXT_BYTES: Final = 128
+_TEXTS: Final = 3  # of a worker: where it waits and computes most, and what looks at pixels
 _ENTRY: Final = 5  # doubles per ring entry: batch + 1, images, start of fetch, start of collate, end
 
 
@@ -75,7 +78,7 @@ class SharedCounters:
 
     @property
     def _nbytes(self) -> int:
-        return 8 * (len(FIGURES) * self.workers + _ENTRY * self.in_flight) + 2 * TEXT_BYTES * self.workers
+        return 8 * (len(FIGURES) * self.workers + _ENTRY * self.in_flight) + _TEXTS * TEXT_BYTES * self.workers
 
     def _map(self, descriptor: int) -> None:
         self._view(mmap.mmap(descriptor, self._nbytes))
@@ -120,15 +123,15 @@ class SharedCounters:
         return (int(images), fetch, collate, made) if tag == batch + 1 else None
 
     def write(self, worker: int, line: int, text: str) -> None:
-        """Write one of the worker's two short texts."""
+        """Write one of the worker's short texts."""
         encoded = text.encode("utf-8", "replace")[: TEXT_BYTES - 6]
         record = zlib.crc32(encoded).to_bytes(4, "little") + len(encoded).to_bytes(2, "little") + encoded
-        begin = self._texts + (2 * worker + line) * TEXT_BYTES
+        begin = self._texts + (_TEXTS * worker + line) * TEXT_BYTES
         self._bytes[begin : begin + len(record)] = record
 
     def read(self, worker: int, line: int) -> str:
         """A worker's text; empty while it is being written."""
-        begin = self._texts + (2 * worker + line) * TEXT_BYTES
+        begin = self._texts + (_TEXTS * worker + line) * TEXT_BYTES
         record = bytes(self._bytes[begin : begin + TEXT_BYTES])
         encoded = record[6 : 6 + int.from_bytes(record[4:6], "little")]
         whole = int.from_bytes(record[:4], "little") == zlib.crc32(encoded)

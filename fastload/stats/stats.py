@@ -4,12 +4,15 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field, fields
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
 from fastload._display import card, table
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
+
+Places: TypeAlias = tuple[tuple[str, ...], tuple[str, ...], tuple[str, ...]]
+"""Where workers waited, computed, and looked at deferred pixels: a line of code of each worker that has any."""
 
 COMPARED_MIN: Final = 16  # least number of timed steps on either side that are compared
 _SUMS: Final = (  # fields of Stats that are sums of the same name
@@ -64,6 +67,7 @@ class Fetch:
         sampled_s: The sampled time in seconds.
         waits_at: Lines of code at which workers mostly waited, by samples of their stacks.
         computes_at: Lines of code at which they mostly computed.
+        looks_at: Lines of code that mostly had the pixels of deferred images made at once.
     """
 
     blocked: float = 0.0
@@ -73,6 +77,7 @@ class Fetch:
     sampled_s: float = 0.0
     waits_at: tuple[str, ...] = ()
     computes_at: tuple[str, ...] = ()
+    looks_at: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,6 +123,8 @@ class Stats:
         python_images: Part of them that the native engine left to the user's own Python, such as PNG files.
         gpu_images: Part of them that the GPU decoded.
         thread_images: Part of them that decode threads made.
+        deferred_images: Images of worker processes whose pixels were not made when the program made tensors of them.
+        looks: How often the program then looked at some, so that they were made at once.
         gpu_decode_bytes: Bytes of the device's memory that decoding there takes now, without the batches that it makes.
         copied: Batches copied to the device.
         device_bytes: Size of these batches, as copied.
@@ -154,6 +161,8 @@ class Stats:
     python_images: int = 0
     gpu_images: int = 0
     thread_images: int = 0
+    deferred_images: int = 0
+    looks: int = 0
     gpu_decode_bytes: int = 0
     copied: int = 0
     device_bytes: int = 0
@@ -324,7 +333,7 @@ class Stats:
         """Difference from ``earlier``; current values (slots, queues) stay as they are."""
         return make_stats(
             Totals({key: value - earlier.totals.get(key, 0.0) for key, value in self.totals.items()}),
-            places=(self.fetch.waits_at, self.fetch.computes_at),
+            places=(self.fetch.waits_at, self.fetch.computes_at, self.fetch.looks_at),
             missed={why: count - earlier.missed.get(why, 0) for why, count in self.missed.items()},
             workers=self.workers,
             slots=(self.slots, self.slot_bytes, self.pinned_bytes),
@@ -338,7 +347,7 @@ class Stats:
 def make_stats(
     totals: Totals,
     *,
-    places: tuple[tuple[str, ...], tuple[str, ...]] = ((), ()),
+    places: Places = ((), (), ()),
     missed: Mapping[str, int] | None = None,
     workers: int = 0,
     slots: tuple[int, int, int] = (0, 0, 0),
@@ -349,14 +358,15 @@ def make_stats(
 ) -> Stats:
     """Make :class:`Stats`, which explains arguments of the same name, from counts.
 
-    ``totals`` are from :class:`~fastload.stats.meter.Meter`, the transfers and the scheduler; ``places`` are where
-    workers waited and computed. ``slots`` are their number, the bytes of each, and of all; ``index`` is its bytes,
+    ``totals`` are from :class:`~fastload.stats.meter.Meter`, the transfers and the scheduler. ``slots`` are their number, the bytes of each, and of all; ``index`` is its bytes,
     and the images that were decoded with it. ``stack_totals`` are counts whose stack samples are used if ``totals``
     has none: workers are sampled for some seconds only.
     """
     now = queues or {}
     return Stats(
         **_figures(Stats, totals, {name: name for name in _SUMS}),
+        deferred_images=int(totals["made:deferred"]),
+        looks=int(totals["made:looked_at"]),
         gpu_decode_bytes=gpu_decode_bytes,
         missed=MappingProxyType({why: count for why, count in (missed or {}).items() if count}),
         slots=slots[0],
@@ -392,10 +402,10 @@ def _stages(totals: Totals) -> dict[str, StageTime]:
     return stages
 
 
-def _fetch(totals: Totals, places: tuple[tuple[str, ...], tuple[str, ...]], stack_totals: Mapping[str, float]) -> Fetch:
+def _fetch(totals: Totals, places: Places, stack_totals: Mapping[str, float]) -> Fetch:
     sampled_s = totals["made:sampled_s"]
     if sampled_s <= 0:
-        return Fetch(waits_at=places[0], computes_at=places[1])
+        return Fetch(waits_at=places[0], computes_at=places[1], looks_at=places[2])
     busy, queued = totals["made:busy_s"] / sampled_s, totals["made:queued_s"] / sampled_s
     decode_s, python_s = (totals[name] for name in ("made:decode_s", "made:python_s"))
     if decode_s + python_s <= 0:
@@ -409,6 +419,7 @@ def _fetch(totals: Totals, places: tuple[tuple[str, ...], tuple[str, ...]], stac
         sampled_s=sampled_s,
         waits_at=places[0],
         computes_at=places[1],
+        looks_at=places[2],
     )
 
 

@@ -30,6 +30,7 @@ from fastload.torch_workers.processes import restart_workers, start_frozen
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
+    from fastload.deferred.functions import Deferral
     from fastload.memory.slots import SlotWriter
     from fastload.options import LoaderConfig
     from fastload.route import Route
@@ -132,7 +133,8 @@ def _prepare_lazy_images() -> bool:
         return False
     from fastload.lazy import images as lazy_images
 
-    _stages_of_webdataset()  # forked workers inherit what is imported here
+    _stages_of_webdataset()  # forked workers inherit what is imported here, as is the next line
+    importlib.import_module("fastload.deferred.functions")
     return lazy_images.prepare()
 
 
@@ -151,13 +153,35 @@ def _stages_of_webdataset() -> Any:
     return webdataset_stages
 
 
-def install_lazy_images() -> None:
-    """Make Pillow's images lazy in this worker process."""
-    if _may_be_lazy():
-        from fastload.lazy import images as lazy_images
+def install_lazy_images(*, deferred: bool) -> Deferral | None:
+    """Make Pillow's images lazy in this worker process.
 
-        if lazy_images.install() and (webdataset := _stages_of_webdataset()) is not None:
-            webdataset.install()
+    Args:
+        deferred: Whether tensors of them are deferred where that can be had.
+
+    Returns:
+        What defers them, if anything does.
+    """
+    if not _may_be_lazy():
+        return None
+    from fastload.lazy import images as lazy_images
+
+    deferral = _deferral() if deferred else None
+    if not lazy_images.install(*() if deferral is None else (deferral.install,)):
+        return None
+    if (webdataset := _stages_of_webdataset()) is not None:
+        webdataset.install()
+    return deferral
+
+
+def _deferral() -> Deferral | None:
+    from fastload import _core
+
+    if not _core.guard_pages():
+        return None
+    from fastload.deferred.functions import Deferral
+
+    return Deferral()
 
 
 def start_epoch(view: DataLoader[Any], resumption: Resumption | None = None) -> Iterator[Any]:

@@ -31,6 +31,7 @@ from fastload.workers.start import install_lazy_images
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from fastload.deferred.functions import Deferral
     from fastload.native.in_workers import WorkerFetcher
     from fastload.options import LoaderConfig
     from fastload.route import Route
@@ -41,6 +42,8 @@ if TYPE_CHECKING:
 SWITCH_S: Final = 4e-4
 """Switch interval in a worker: how long its Python code may keep the GIL from a waiting thread. At 0.2 ms, workers that
 make a small image in 0.1 ms spend 5% on switching."""
+
+_NOTHING: Final = contextlib.nullcontext()
 
 _USUAL_SWITCH_S: Final = 5e-3  # Python's default
 
@@ -56,6 +59,7 @@ class WorkerSetup:
         counters: Receives the figures and the states.
         generators: Whether the states of generators are kept too.
         promptly: Whether tensors are sent in memory files, and images are lazy; else batches are made as torch does.
+        deferred: Whether tensors of lazy images are deferred.
         native: Makes a fetcher of native samples, for functions of the user's own; images are lazy only without.
         resumed: State of each worker that goes on within an epoch, and how an iterable dataset gets to its place.
         parent: Process id of the loader's process.
@@ -65,6 +69,7 @@ class WorkerSetup:
     counters: SharedCounters
     generators: bool = True
     promptly: bool = True
+    deferred: bool = True
     native: Callable[[], WorkerFetcher] | None = None
     resumed: tuple[list[WorkerState | None], ReadAgain] | None = None
     parent: int = field(default_factory=os.getpid)
@@ -75,14 +80,15 @@ class WorkerSetup:
         show_own_dataset()
         send_errors()
         progress = WorkerProgress(self.counters.states, worker_id, generators=self.generators)
-        Worker(self, worker_id, progress).install()
+        worker = Worker(self, worker_id, progress)
+        worker.install()
         if self.promptly:
             # A batch is sent from a second thread, which waits for the GIL many times: each time one interval, if
             # Python code is making the next batch.
             if sys.getswitchinterval() == _USUAL_SWITCH_S:  # else the user has set it
                 sys.setswitchinterval(SWITCH_S)
             if self.native is None:
-                install_lazy_images()
+                worker.deferral = install_lazy_images(deferred=self.deferred)
         if self.resumed is not None:
             states, progress.read_again = self.resumed
             progress.resumed = states[worker_id]
@@ -97,7 +103,8 @@ class WorkerSetup:
 
 def setup_of(loader: LoaderConfig[Any], route: Route, counters: SharedCounters) -> WorkerSetup:
     """Return what a loader's worker processes do at their start, by the epoch's route."""
-    setup = functools.partial(WorkerSetup, loader.worker_init_fn, counters, loader.randomness == "worker")
+    generators = loader.randomness == "worker"
+    setup = functools.partial(WorkerSetup, loader.worker_init_fn, counters, generators, deferred=loader.deferred)
     if loader.engine == "torch":
         return setup(promptly=False)
     if route.maker != "workers":
@@ -120,9 +127,13 @@ class Worker:
         setup: Its setup.
         worker: Its number.
         progress: Keeps its states.
+
+    Attributes:
+        deferral: Defers tensors while a batch is made; ``None`` if nothing does.
     """
 
     def __init__(self, setup: WorkerSetup, worker: int, progress: WorkerProgress) -> None:
+        self.deferral: Deferral | None = None
         self._promptly = setup.promptly
         self._counters = WorkerCounters(setup.counters, worker, whole_process=True)
         self._progress = progress
@@ -173,12 +184,15 @@ class Worker:
             digest = digest_of(possibly_batched_index)
             self._counters.begin()
             try:
-                data = self._make(possibly_batched_index)
+                with self.deferral or _NOTHING:
+                    data = self._make(possibly_batched_index)
             except BaseException:
                 self._counters.fail()
                 raise
             else:
                 self._counters.end(number)
+                if self.deferral is not None:
+                    self._counters.note_deferred(*self.deferral.take_counts())
             finally:
                 self._progress.keep(self._fetcher, digest)
             if not self._sends:

@@ -22,7 +22,7 @@ from fastload.lazy import functions as lazy_functions
 from fastload.lazy.images import pending_of
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    pass
 
 _HOME: Final = "torchvision.transforms.functional"
 _PLACES: Final = (
@@ -72,7 +72,7 @@ class Deferral:
         images, self.deferred, self._told = self.deferred, 0, painted_by.total()
         return images, looks, place
 
-    def __exit__(self, *error: object) -> None:  # noqa: D105
+    def __exit__(self, *error: object) -> None:
         self._thread = 0
         self.recorder.__exit__(*error)
 

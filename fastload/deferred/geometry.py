@@ -59,7 +59,7 @@ def placed(
     size = 3 * rows * columns
     if len(shape) == 4 and stride[0] != size and shape[0] != 1:
         return None
-    image, within = divmod(tensor.storage_offset(), size)
+    image, within = divmod(int(tensor.storage_offset()), size)
     channel, pixel = divmod(within, rows * columns) if content.planar else divmod(within, 3)[::-1]
     top, left = divmod(pixel, columns)
     count = shape[0] if len(shape) == 4 else 1
@@ -81,11 +81,12 @@ def part_of(content: Content, images: range, box: tuple[int, int, int, int]) -> 
         chosen = [content.images[image].cropped(area) for image in images]
         if None in chosen:
             return None
-    fills = []
-    for fill in content.fills:
-        if fill.image in images and (inside := _inside(fill.box, box)) is not None:
-            fills.append(Fill(fill.image - images.start, inside, fill.values))
-    return replace(content, images=tuple(chosen), fills=tuple(fills))
+    fills = tuple(
+        Fill(fill.image - images.start, inside, fill.values)
+        for fill in content.fills
+        if fill.image in images and (inside := _inside(fill.box, box)) is not None
+    )
+    return replace(content, images=tuple(chosen), fills=fills)
 
 
 def _inside(fill: tuple[int, int, int, int], box: tuple[int, int, int, int]) -> tuple[int, int, int, int] | None:

@@ -1,56 +1,72 @@
-"""Deferred tensors' memory (to be replaced)."""
+"""Tensors whose memory is not filled until it is read."""
 
 from __future__ import annotations
 
-import weakref
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import numpy as np
 import torch
 
-_all: dict[int, Any] = {}
+from fastload import _core
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from fastload.deferred.content import Content
 
 
-class Memory:
-    def __init__(self, content):
-        self.content = content
-        self.data = np.full(content.nbytes, 0xA5, np.uint8)
-        self.painted = False
-        self.address = self.data.ctypes.data
-        _all[self.address] = self
+def tensor_of(content: Content, shape: Sequence[int], stride: Sequence[int]) -> torch.Tensor | None:
+    """Make a plain tensor that will hold a content.
 
-    def paint(self):
-        self.painted = True
-        self.content.paint(self.data)
+    Args:
+        content: What it holds whenever it is read.
+        shape: Of all its images.
+        stride: In elements; without gaps.
 
-
-def tensor_of(content, shape, stride):
-    memory = Memory(content)
-    flat = torch.from_numpy(memory.data)
-    return flat.view(content.table.dtype).as_strided(shape, stride)
-
-
-def memory_of(tensor):
-    return _all.get(tensor.untyped_storage().data_ptr())
+    Returns:
+        ``None`` if there is no memory for it.
+    """
+    try:
+        memory: Any = _core.DeferredMemory(content.core())
+    except MemoryError:
+        return None
+    memory.content = content
+    made: torch.Tensor = torch.from_dlpack(memory.array(shape, stride, str(content.table.dtype).removeprefix("torch.")))
+    return made
 
 
-def any_deferred():
-    return any(not m.painted for m in _all.values())
+def memory_of(tensor: torch.Tensor) -> Any:
+    """The unfilled memory that a tensor is in; ``None`` if it is in other memory."""
+    try:
+        address = tensor.untyped_storage().data_ptr()
+    except (RuntimeError, NotImplementedError):  # a tensor without memory of its own
+        return None
+    memory = _core.deferred_memory_at(address)
+    return None if memory is None or memory.painted else memory
 
 
-def memory_of(tensor):
-    m = _all.get(tensor.untyped_storage().data_ptr())
-    return None if m is None or m.painted else m
+def is_deferred(tensor: torch.Tensor) -> bool:
+    """Whether a tensor's first element is in memory that is not filled."""
+    try:
+        memory = _core.deferred_memory_at(tensor.data_ptr())
+    except (RuntimeError, NotImplementedError):
+        return False
+    return memory is not None and not memory.painted
 
 
-def paint(memory):
+def paint(memory: Any) -> None:
+    """Fill memory now."""
     memory.paint()
 
 
-def change(memory, content):
+def change(memory: Any, content: Content) -> bool:
+    """Let unfilled memory hold another content.
+
+    Returns:
+        Whether it was still unfilled.
+    """
+    try:
+        memory.program = content.core()
+    except RuntimeError:
+        return False
     memory.content = content
     return True
-
-
-def is_deferred(tensor):
-    return tensor.data_ptr() in _all

@@ -62,7 +62,7 @@ class Recorder(TorchFunctionMode):
         self.is_off = False
         self._compared: Counter[Any] = Counter()
 
-    def __torch_function__(  # noqa: D105
+    def __torch_function__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         kwargs = kwargs or {}
@@ -223,7 +223,7 @@ def _is_constant(value: Any) -> bool:
             and not value.requires_grad
             and value.device.type == "cpu"
             and value.layout == torch.strided
-            and (value.numel() == 1 or value.dim() >= 3 and value.shape[-3] == 3)
+            and (value.numel() == 1 or (value.dim() >= 3 and value.shape[-3] == 3))
         )
     return value is None or type(value) in (int, float, bool, torch.dtype, str, torch.device)
 
@@ -496,7 +496,7 @@ _PASSED: Final = frozenset(
         ),
     ]
 )
-"""Functions that read no pixels. Tensors that they return share the memory of their argument, whose content is known."""
+"""Functions that read no pixels. Tensors that they return share their argument's memory, whose content is known."""
 
 _HANDLERS: Final[dict[Any, Handler]] = {
     **dict.fromkeys(

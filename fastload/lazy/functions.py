@@ -111,6 +111,7 @@ def uninstall() -> None:
 
 
 def replace(holder: Any, name: str, new: Any) -> None:
+    """Replace a module's function or a class's method until :func:`uninstall`."""
     original = vars(holder).get(name)
     _replaced.append((holder, name, original))
     _register(original, new)

@@ -358,9 +358,10 @@ def make_stats(
 ) -> Stats:
     """Make :class:`Stats`, which explains arguments of the same name, from counts.
 
-    ``totals`` are from :class:`~fastload.stats.meter.Meter`, the transfers and the scheduler. ``slots`` are their number, the bytes of each, and of all; ``index`` is its bytes,
-    and the images that were decoded with it. ``stack_totals`` are counts whose stack samples are used if ``totals``
-    has none: workers are sampled for some seconds only.
+    ``totals`` are from :class:`~fastload.stats.meter.Meter`, the transfers and the scheduler. ``slots`` are their
+    number, the bytes of each, and of all; ``index`` is its bytes, and the images that were decoded with it.
+    ``stack_totals`` are counts whose stack samples are used if ``totals`` has none: workers are sampled for some
+    seconds only.
     """
     now = queues or {}
     return Stats(

@@ -31,7 +31,7 @@ LAYERS = [
     ["native", "plan"],
     ["loader_state"],
     ["check"],
-    ["prefetch", "python_samples", "route", "sources", "state"],
+    ["deferred", "prefetch", "python_samples", "route", "sources", "state"],
     ["autoscale", "device", "lazy", "profiling", "randomness", "vision"],
     ["pipeline", "stats"],
     ["memory", "_tagged_files"],

@@ -1,6 +1,7 @@
 // Programs of tensors whose pixels are not made yet.
 #include <algorithm>
 #include <array>
+#include <cerrno>
 #include <cstdint>
 #include <cstring>
 #include <memory>
@@ -86,16 +87,37 @@ std::shared_ptr<TensorProgram> tensor_program(std::vector<std::shared_ptr<ImageP
 
 using Memory = nb::ndarray<std::uint8_t, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
 
+nb::bytes bytes_of(const std::vector<Status>& statuses) {
+  std::string values;
+  for (const Status status : statuses) values.push_back(static_cast<char>(status));
+  return nb::bytes(values.data(), values.size());
+}
+
 nb::bytes paint(const TensorProgram& program, const Memory& out) {
   if (out.size() != program.nbytes()) throw nb::value_error("out must be as large as the tensor");
-  std::string statuses(program.images.size(), '\0');
+  std::vector<Status> statuses(program.images.size());
   {
     nb::gil_scoped_release release;
     for (std::size_t i = 0; i < statuses.size(); ++i) {
-      statuses[i] = static_cast<char>(program.paint(i, out.data() + i * program.image_bytes()));
+      statuses[i] = program.paint(i, out.data() + i * program.image_bytes());
     }
   }
-  return nb::bytes(statuses.data(), statuses.size());
+  return bytes_of(statuses);
+}
+
+nb::bytes write(const TensorProgram& program, int file, std::int64_t offset) {
+  std::vector<Status> statuses(program.images.size());
+  int error = 0;
+  {
+    nb::gil_scoped_release release;
+    error = program.write(file, offset, statuses.data());
+  }
+  if (error != 0) {
+    errno = error;
+    PyErr_SetFromErrno(PyExc_OSError);
+    throw nb::python_error();
+  }
+  return bytes_of(statuses);
 }
 
 void paint_levels(const TensorProgram& program, std::size_t image, const ConstArray& levels, const Memory& out) {
@@ -105,11 +127,22 @@ void paint_levels(const TensorProgram& program, std::size_t image, const ConstAr
       levels.stride(0) != std::int64_t{3} * program.width) {
     throw nb::value_error("levels must be the image's, HWC without gaps");
   }
-  if (image >= program.images.size() || out.size() != program.nbytes()) {
-    throw nb::value_error("out must be as large as the tensor, and have that image");
+  if (image >= program.images.size() || out.size() != program.image_bytes()) {
+    throw nb::value_error("out must be as large as an image, and the tensor have that one");
   }
   nb::gil_scoped_release release;
-  program.paint_levels(image, levels.data(), out.data() + image * program.image_bytes());
+  program.paint_levels(image, levels.data(), out.data());
+}
+
+// The program of a tensor that holds these ones' images, one behind the other.
+std::shared_ptr<TensorProgram> joined(const std::vector<std::shared_ptr<TensorProgram>>& programs, bool planar) {
+  if (programs.empty()) throw nb::value_error("there must be a program");
+  auto whole = std::make_shared<TensorProgram>(*programs[0]);
+  whole->planar = planar;
+  for (std::size_t i = 1; i < programs.size(); ++i) {
+    if (!append(*programs[i], *whole)) throw nb::value_error("programs must have one size and one table");
+  }
+  return whole;
 }
 
 }  // namespace
@@ -121,7 +154,9 @@ void bind_deferred(nb::module_& m) {
       .def(nb::new_(&tensor_program), "images"_a, "size"_a, "pass_rule"_a, "table"_a.noconvert(), "planar"_a,
            "fills"_a = std::vector<FillFields>{})
       .def_prop_ro("nbytes", &TensorProgram::nbytes)
+      .def_static("joined", &joined, "programs"_a, "planar"_a)
       .def("paint", &paint, "out"_a.noconvert())
+      .def("write", &write, "file"_a, "offset"_a = 0)
       .def("paint_levels", &paint_levels, "image"_a, "levels"_a.noconvert(), "out"_a.noconvert());
 }
 

@@ -1,13 +1,33 @@
 #include "deferred/tensor_program.h"
 
+#include <unistd.h>
+
+#include <algorithm>
+#include <cerrno>
 #include <cstring>
 #include <new>
 
+#include "base/buffer.h"
 #include "image/look_up.h"
 #include "sample/sample.h"
 
 namespace fastload {
 namespace {
+
+// Values that are written to a file at once: a write takes as long as copying 20 KiB.
+constexpr std::size_t kWriteBytes = std::size_t{256} << 10;
+
+int write_all(int file, const std::uint8_t* from, std::size_t bytes, std::int64_t offset) {
+  while (bytes > 0) {
+    const ::ssize_t written = ::pwrite(file, from, bytes, offset);
+    if (written < 0 && errno == EINTR) continue;
+    if (written <= 0) return written < 0 ? errno : EIO;
+    from += written;
+    offset += written;
+    bytes -= static_cast<std::size_t>(written);
+  }
+  return 0;
+}
 
 void fill(const TensorProgram& program, const TensorProgram::Fill& fill, std::uint8_t* out) {
   const std::size_t bytes = program.value_bytes, width = static_cast<std::size_t>(program.width);
@@ -63,6 +83,37 @@ Status TensorProgram::paint(std::size_t image, void* out) const {
   } catch (const std::bad_alloc&) {
     return Status::unsupported;
   }
+}
+
+int TensorProgram::write(int file, std::int64_t offset, Status* statuses) const {
+  static thread_local AlignedBuffer buffer;
+  const std::size_t bytes = image_bytes(), at_once = std::max<std::size_t>(1, kWriteBytes / bytes);
+  try {
+    std::uint8_t* const values = buffer.require(std::min(at_once, images.size()) * bytes);
+    for (std::size_t first = 0; first < images.size(); first += at_once) {
+      const std::size_t count = std::min(at_once, images.size() - first);
+      for (std::size_t i = 0; i < count; ++i) statuses[first + i] = paint(first + i, values + i * bytes);
+      const int error = write_all(file, values, count * bytes, offset);
+      if (error != 0) return error;
+      offset += static_cast<std::int64_t>(count * bytes);
+    }
+  } catch (const std::bad_alloc&) {
+    return ENOMEM;
+  }
+  return 0;
+}
+
+bool append(const TensorProgram& program, TensorProgram& to) {
+  if (program.height != to.height || program.width != to.width || program.pass_rule != to.pass_rule ||
+      program.value_bytes != to.value_bytes || program.table != to.table) {
+    return false;
+  }
+  for (TensorProgram::Fill fill : program.fills) {
+    fill.image += to.images.size();
+    to.fills.push_back(fill);
+  }
+  to.images.insert(to.images.end(), program.images.begin(), program.images.end());
+  return true;
 }
 
 }  // namespace fastload

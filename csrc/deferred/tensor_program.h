@@ -52,6 +52,12 @@ struct TensorProgram {
   Status paint(std::size_t image, void* out) const;
   // The same from levels that were made elsewhere, (height, width, 3) without gaps.
   void paint_levels(std::size_t image, const std::uint8_t* levels, void* out) const;
+  // Writes all images' values to a file, from `offset` on; an image whose status is not `ok` is unspecified there.
+  // Returns an errno, or 0. Thread-safe; needs no lock. Never throws.
+  int write(int file, std::int64_t offset, Status* statuses) const;
 };
+
+// Appends the images of a program that has the same size, rule and table, and their fills. False if it has not.
+bool append(const TensorProgram& program, TensorProgram& to);
 
 }  // namespace fastload

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, field
+import os
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -12,6 +13,8 @@ import torch
 from fastload import _core
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from numpy.typing import NDArray
 
     from fastload.lazy.pixels import Pending
@@ -76,10 +79,52 @@ class Content:
         Args:
             out: ``(nbytes,)``; must be writable, aligned to the values' size.
         """
-        program = self.core()
-        for number, status in enumerate(program.paint(out)):
-            if status:
-                program.paint_levels(number, np.ascontiguousarray(self.images[number].pixels()), out)
+        size = self.nbytes // len(self.images)
+        for number in _failed(self.core().paint(out)):
+            self._by_pillow(number, out[number * size : (number + 1) * size])
+
+    def write(self, file: int, offset: int = 0) -> None:
+        """Write all values to a file, without other memory for them. Else as :meth:`paint`.
+
+        Raises:
+            OSError: They cannot be written.
+        """
+        size = self.nbytes // len(self.images)
+        for number in _failed(self.core().write(file, offset)):
+            out = np.empty(size, np.uint8)
+            self._by_pillow(number, out)
+            rest, at = memoryview(out), offset + number * size
+            while rest:
+                written = os.pwrite(file, rest, at)
+                rest, at = rest[written:], at + written
+
+    def _by_pillow(self, number: int, out: NDArray[np.uint8]) -> None:
+        self.core().paint_levels(number, np.ascontiguousarray(self.images[number].pixels()), out)
+
+
+def joined(contents: Sequence[Content], *, planar: bool) -> Content:
+    """Return the content of a tensor that holds these ones' images, one behind the other.
+
+    Args:
+        contents: At least one. Their images have one size, their tables the same values.
+        planar: Of the new tensor.
+    """
+    first = contents[0]
+    if len(contents) == 1 and first.planar == planar:
+        return first
+    fills = []
+    begin = 0
+    for content in contents:
+        fills += [replace(each, image=begin + each.image) for each in content.fills]
+        begin += len(content.images)
+    images = tuple(image for content in contents for image in content.images)
+    made = Content(images, first.table, planar, tuple(fills))
+    made._core.append(_core.TensorProgram.joined([content.core() for content in contents], planar))
+    return made
+
+
+def _failed(statuses: bytes) -> list[int]:
+    return [number for number, status in enumerate(statuses) if status]
 
 
 _OF_SIZE = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from fastload import _core
+from fastload.deferred.geometry import part_of, placed
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -51,6 +52,27 @@ def is_deferred(tensor: torch.Tensor) -> bool:
     except (RuntimeError, NotImplementedError):
         return False
     return memory is not None and not memory.painted
+
+
+def part_of_memory(tensor: torch.Tensor) -> tuple[Any, Content, bool] | None:
+    """Find the unfilled memory that a tensor is a view of, what the tensor holds, and whether that is all of it.
+
+    Returns:
+        ``None`` if it is in other memory, or a view that is no part of images.
+    """
+    memory = memory_of(tensor)
+    if memory is None:
+        return None
+    content: Content = memory.content
+    where = placed(tensor, content)
+    part = None if where is None else part_of(content, *where)
+    return None if part is None else (memory, part, part is content)
+
+
+def content_of(tensor: torch.Tensor) -> Content | None:
+    """Return what a tensor is to hold, without gaps; ``None`` for tensors in other memory, and once it is filled."""
+    found = part_of_memory(tensor)
+    return None if found is None else found[1]
 
 
 def paint(memory: Any) -> None:

@@ -26,8 +26,8 @@ from torchvision import tv_tensors
 
 from fastload._compare import same_bits
 from fastload.deferred import memory as deferred_memory
-from fastload.deferred.content import Content, Fill
-from fastload.deferred.geometry import flipped, part_of, placed, strides_of
+from fastload.deferred.content import Content, Fill, joined
+from fastload.deferred.geometry import flipped, placed, strides_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
@@ -163,26 +163,12 @@ def _tensors(value: Any, depth: int) -> Iterator[torch.Tensor]:
             yield from _tensors(each, depth + 1)
 
 
-def view_of(tensor: Any) -> Content | None:
-    """What a tensor holds, as if it had memory of its own without gaps; ``None`` if that is not deferred or not known.
-
-    The tensor may be a part of a deferred one.
-    """
-    found = _part(tensor)
-    return None if found is None else found[1]
-
-
 def _part(tensor: Any) -> tuple[Any, Content, bool] | None:
-    """The memory that a tensor is in, what it holds, and whether it is all of that."""
+    """See :func:`~fastload.deferred.memory.part_of_memory`; only of tensors whose functions are known."""
     if type(tensor) not in _IMAGES or tensor.requires_grad:
         return None
-    memory = deferred_memory.memory_of(tensor)
-    if memory is None:
-        return None
-    content: Content = memory.content
-    where = placed(tensor, content)
-    part = None if where is None else part_of(content, *where)
-    return None if part is None else (memory, part, part is content)
+    with torch._C.DisableTorchFunctionSubclass():
+        return deferred_memory.part_of_memory(tensor)
 
 
 def _deferred(content: Content, dims: int, kind: type) -> Any:
@@ -367,11 +353,10 @@ def _stack(recorder: Recorder, func: Any, args: tuple[Any, ...], kwargs: dict[st
         if found is None or each.dim() != 3:
             return _UNKNOWN
         contents.append(found[1])
-    made = joined(contents)
-    if made is None:
+    if not contents or not _are_alike(contents):
         return _UNKNOWN
     small = func([_ordinary(each, (3, 2, 4), content) for each, content in zip(tensors[:2], contents, strict=False)])
-    made = replace(made, planar=small.is_contiguous())
+    made = joined(contents, planar=small.is_contiguous())
 
     def by_torch() -> Any:
         return func([_painted_as(each, content) for each, content in zip(tensors, contents, strict=True)])
@@ -391,18 +376,14 @@ def _painted_as(tensor: Any, content: Content) -> Any:
     return painted(content, _ordinary(tensor, tuple(tensor.shape), content)).as_subclass(type(tensor))
 
 
-def joined(contents: list[Content]) -> Content | None:
-    """Join single images that are alike; ``None`` if they are not."""
+def _are_alike(contents: list[Content]) -> bool:
+    """Whether all are of one image, and can be stacked."""
     first = contents[0]
-    fills: list[Fill] = []
-    images = []
-    for content in contents:
-        same = content.table is first.table and content.planar == first.planar
-        if not same or len(content.images) != 1 or content.image_size != first.image_size:
-            return None
-        fills += [replace(fill, image=len(images)) for fill in content.fills]
-        images.append(content.images[0])
-    return replace(first, images=tuple(images), fills=tuple(fills))
+    kind = first.planar, first.image_size
+    return all(
+        each.table is first.table and len(each.images) == 1 and (each.planar, each.image_size) == kind
+        for each in contents
+    )
 
 
 _BASIC: Final = (int, slice, type(Ellipsis), type(None))

@@ -177,7 +177,7 @@ def stack(images: list[PendingImage], *, sends: bool) -> torch.Tensor:
     size = (len(images), *one)
     if sends and sends_files():
         with contextlib.suppress(RuntimeError):  # there are no more files
-            return stack_one_by_one(_one_by_one(images, torch.empty(one, dtype=dtype)), size)
+            return stack_one_by_one(_one_by_one(images, torch.empty(one, dtype=dtype)), size, dtype)
     out = torch.empty(size, dtype=dtype)
     for image, place in zip(images, out, strict=True):
         transform.look_up(image.pending, place, planar=True)

@@ -18,9 +18,12 @@ from torch.utils.data import default_collate, get_worker_info
 from torch.utils.data._utils.collate import collate, collate_tensor_fn, default_collate_fn_map
 
 from fastload._batch import Leaf, is_plain, map_tensors
+from fastload.memory import unfilled
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
+
+    from fastload.memory.unfilled import Parts
 
 ALIGNMENT: Final = 64  # bytes: a cache line, enough for any vector load
 SMALL_BYTES: Final = 64 * 1024  # a copy of this size takes about as long as starting it
@@ -127,14 +130,15 @@ class Packer:
         return flat.view(dtype).as_strided(size, stride) if nbytes else torch.empty(size, dtype=dtype)
 
     def _is_inside(self, tensor: torch.Tensor) -> bool:
-        return self._begin <= tensor.data_ptr() < self._begin + self._buffer.numel()
+        return (
+            unfilled.content_of(tensor) is None
+            and self._begin <= tensor.data_ptr() < self._begin + self._buffer.numel()
+        )
 
-    def stack(self, samples: list[torch.Tensor]) -> torch.Tensor:
+    def stack(self, samples: list[torch.Tensor], parts: Parts | None = None) -> torch.Tensor:
         """Stack samples into the slot, as ``default_collate`` stacks them into shared memory."""
-        size = (len(samples), *samples[0].size())
-        out = self.allocate(samples[0].dtype, size, contiguous_stride(size))
-        stacked = torch.stack(samples, 0, out=out)
-        self._stacked.add(out.data_ptr() - self._begin)
+        stacked = stack_to(self.allocate, samples, parts)
+        self._stacked.add(stacked.data_ptr() - self._begin)
         return stacked
 
     def pack(self, data: Any) -> Packed:
@@ -170,8 +174,14 @@ class Packer:
     def _copied(self, leaf: torch.Tensor) -> torch.Tensor:
         # Dense strides (channels_last, a transposed matrix) are kept; tensors with gaps or overlaps become contiguous,
         # as in torch's own pinning and copying.
-        stride = torch.empty_like(leaf, device="meta").stride()
-        return self.allocate(leaf.dtype, leaf.size(), stride).copy_(leaf)
+        with torch._C.DisableTorchFunction():  # type: ignore[attr-defined]
+            stride = torch.empty_like(leaf, device="meta").stride()
+            copy = self.allocate(leaf.dtype, leaf.size(), stride)
+            content = unfilled.content_of(leaf)
+            if content is None or stride != leaf.stride():
+                return copy.copy_(leaf)
+            unfilled.paint([content], bytes_of(copy))
+            return copy
 
     def _ref(self, tensor: torch.Tensor) -> Ref:
         return Ref(tensor.data_ptr() - self._begin, tensor.dtype, tuple(tensor.size()), tuple(tensor.stride()))
@@ -180,6 +190,25 @@ class Packer:
 @dataclass(frozen=True, slots=True)
 class _Small(Leaf):
     index: int
+
+
+def stack_to(
+    allocate: Callable[[torch.dtype, Sequence[int], Sequence[int]], torch.Tensor],
+    samples: list[torch.Tensor],
+    parts: Parts | None,
+) -> torch.Tensor:
+    """Stack samples into a tensor from ``allocate``, by their parts if some are unfilled."""
+    size = (len(samples), *samples[0].size())
+    out = allocate(samples[0].dtype, size, contiguous_stride(size))
+    if parts is None:
+        return torch.stack(samples, 0, out=out)
+    unfilled.paint(parts, bytes_of(out))
+    return out
+
+
+def bytes_of(tensor: torch.Tensor) -> torch.Tensor:
+    """Return a dense tensor's memory, 1-D uint8."""
+    return tensor.as_strided((tensor.numel(),), (1,)).view(torch.uint8)
 
 
 def contiguous_stride(size: Sequence[int]) -> tuple[int, ...]:
@@ -217,8 +246,13 @@ def _is_from_torch(function: Any) -> bool:
 class Stacker(Protocol):
     """Stacks large tensors for :func:`collate_into`."""
 
-    def stack(self, samples: list[torch.Tensor]) -> torch.Tensor:
-        """Stack samples; raises ``TypeError`` or ``RuntimeError`` for those that torch should stack."""
+    def stack(self, samples: list[torch.Tensor], parts: Parts | None = None) -> torch.Tensor:
+        """Stack samples; raises ``TypeError`` or ``RuntimeError`` for those that torch should stack.
+
+        Args:
+            samples: At least one.
+            parts: See :func:`fastload.memory.unfilled.parts_of`.
+        """
         ...
 
 
@@ -239,15 +273,21 @@ class _StackInto:
 
     def __call__(self, batch: list[torch.Tensor], *, collate_fn_map: Any = None) -> torch.Tensor:
         first = batch[0]
+        parts = unfilled.parts_of(batch)
         # In a worker, torch gives every batch the first sample's dtype; in the main process it promotes.
-        if is_packable(first) and (get_worker_info() is not None or all(_is_like(first, other) for other in batch)):
+        packs = is_packable(first) and (get_worker_info() is not None or all(_is_like(first, other) for other in batch))
+        if parts is not None or packs:
             with contextlib.suppress(RuntimeError, TypeError):
                 if first.numel() * first.element_size() * len(batch) > SMALL_BYTES:
-                    return self._packer.stack(batch)
+                    return self._packer.stack(batch, parts)
                 # Small: packed with the other small tensors later.
-                return torch.stack(batch, 0, out=torch.empty((len(batch), *first.size()), dtype=first.dtype))
+                return stack_to(_allocated, batch, parts)
         stacked: torch.Tensor = collate_tensor_fn(batch, collate_fn_map=collate_fn_map)  # may raise torch's error
         return stacked
+
+
+def _allocated(dtype: torch.dtype, size: Sequence[int], stride: Sequence[int]) -> torch.Tensor:
+    return torch.empty_strided(size, stride, dtype=dtype)
 
 
 def _is_like(first: torch.Tensor, other: Any) -> bool:

@@ -31,10 +31,13 @@ from torch.multiprocessing import get_sharing_strategy
 from torch.multiprocessing.reductions import reduce_tensor
 from torch.utils.data import default_collate, get_worker_info
 
-from fastload.memory.packing import SMALL_BYTES, collate_into, contiguous_stride, is_packable
+from fastload.memory import unfilled
+from fastload.memory.packing import SMALL_BYTES, bytes_of, collate_into, contiguous_stride, is_packable
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
+
+    from fastload.memory.unfilled import Parts, Unfilled
 
 FILES_MAX: Final = 253
 """File descriptors that Linux sends in one message (``SCM_MAX_FD``)."""
@@ -47,6 +50,9 @@ ONE_BY_ONE_BYTES: Final = 32 * 1024
 
 AT_ONCE_MAX_BYTES: Final = 32 * 1024 * 1024
 """Largest stack of smaller samples: above this, malloc takes new pages each time, as shared memory does."""
+
+FILE_BYTES: Final = 1 << 20
+"""A filled tensor of this size is a memory file, for which torch opens a connection: as long as copying half of it."""
 
 _FEW: Final = 16
 _DEPTH_MAX: Final = 3
@@ -75,32 +81,39 @@ def collate_into_files(samples: list[Any]) -> Any:
 class FileStacker:
     """Stacks samples to be sent in memory files, as ``default_collate`` stacks them into shared memory."""
 
-    def stack(self, samples: list[torch.Tensor]) -> torch.Tensor:
+    def stack(self, samples: list[torch.Tensor], parts: Parts | None = None) -> torch.Tensor:
         """Stack plain tensors of one size and dtype.
 
-        Large ones are written into a file; small ones are stacked for :class:`Sent`, which writes the stack.
+        Large ones are written into a file, and what is unfilled; other small ones are stacked for :class:`Sent`, which
+        writes the stack.
 
         Raises:
             TypeError: They are something else, or shared memory is faster.
             RuntimeError: There are no more files.
         """
         first = samples[0]
+        size = (len(samples), *first.size())
+        if parts is not None:
+            return stack_one_by_one(parts, size, first.dtype)
         if first.nbytes < ONE_BY_ONE_BYTES:
             if first.nbytes * len(samples) > AT_ONCE_MAX_BYTES:
                 raise TypeError
-            return torch.stack(samples, 0, out=first.new_empty((len(samples), *first.size())))
+            return torch.stack(samples, 0, out=first.new_empty(size))
         kind = first.size(), first.dtype
         if not all(is_packable(sample) and (sample.size(), sample.dtype) == kind for sample in samples):
             raise TypeError
-        return stack_one_by_one((sample.contiguous() for sample in samples), (len(samples), *first.size()))
+        return stack_one_by_one(samples, size, first.dtype)
 
 
-def stack_one_by_one(samples: Iterable[torch.Tensor], size: Sequence[int]) -> torch.Tensor:
+def stack_one_by_one(
+    samples: Iterable[torch.Tensor | Unfilled], size: Sequence[int], dtype: torch.dtype
+) -> torch.Tensor:
     """Stack samples into a memory file; only one at a time need exist.
 
     Args:
-        samples: As many as ``size`` says, at least one, of one size and dtype, contiguous.
+        samples: What ``size`` says, and at least one. Tensors are plain.
         size: The result's size.
+        dtype: The result's, and of tensors.
 
     Raises:
         RuntimeError: There are no more files.
@@ -112,13 +125,43 @@ def stack_one_by_one(samples: Iterable[torch.Tensor], size: Sequence[int]) -> to
     try:
         end = 0
         for sample in samples:
-            _write(file, sample.view(-1).view(torch.uint8), end)
-            end += sample.numel() * sample.element_size()
-            dtype = sample.dtype
+            if isinstance(sample, torch.Tensor):
+                _write(file, bytes_of(sample.contiguous()), end)
+            else:
+                sample.write(file, end)
+            end += sample.nbytes
         storage = _storage_of(file, end)
     finally:
         os.close(file)
     return _tensor(storage, dtype, 0, size, contiguous_stride(size))
+
+
+def fill(data: Any) -> None:
+    """Fill a batch's unfilled tensors, at any depth of lists, tuples and dicts, in other memory than theirs.
+
+    Those whose memory something else uses, too, are left to whoever reads them.
+    """
+    if unfilled.are_known():
+        with torch._C.DisableTorchFunction():  # type: ignore[attr-defined]
+            _fill(data, set())
+
+
+def _fill(value: Any, seen: set[int]) -> None:
+    if (held := _held(value)) is not None:
+        if id(value) in seen or (len(held) > _FEW and not _may_hold_tensors(held[0])):
+            return
+        seen.add(id(value))
+        for inner in held:
+            _fill(inner, seen)
+    elif is_packable(value) and (content := unfilled.content_of(value)) is not None and _has_own_storage(value):
+        size, stride = value.size(), value.stride()
+        if content.nbytes >= FILE_BYTES and sends_files():
+            with contextlib.suppress(RuntimeError):  # there are no more files
+                value.data = stack_one_by_one([content], size, value.dtype).as_strided(size, stride)
+                return
+        filled = torch.empty_strided(size, stride, dtype=value.dtype, device="cpu")
+        unfilled.paint([content], bytes_of(filled))
+        value.data = filled
 
 
 class Sent:

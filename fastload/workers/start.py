@@ -20,7 +20,9 @@ from torch.utils.data import DataLoader, get_worker_info
 from fastload._batch import HostBatch, count_pinned
 from fastload.device.copy_scheduler import NONE_FREE
 from fastload.loader_state import state_of
+from fastload.memory import unfilled
 from fastload.memory.packing import CannotPackError, EscapedError, Packer, collate_into, packed_bytes, stacks_into
+from fastload.memory.sending import collate_into_files, fill, sends_files
 from fastload.nvtx.stages import stage
 from fastload.pipeline.installed.patches import imported
 from fastload.randomness.by_sample import SeededByIndex
@@ -73,7 +75,7 @@ class Collate:
             if self.take_pixels is not None:
                 samples, holds_pixels = self.take_pixels(samples)
             if self.slots is None:
-                batch = HostBatch(self.collate_fn(samples), worker, self.receiver)
+                batch = self._unpacked(self._collated(samples), worker)
             else:
                 batch = self._into_slot(self.slots, samples, worker)
             batch.holds_pixels = holds_pixels
@@ -88,7 +90,7 @@ class Collate:
             data = self.collate_fn(samples)
             needed = packed_bytes(data)
             if not needed or _is_pinned(data):
-                return HostBatch(data, worker, self.receiver)
+                return self._unpacked(data, worker)
         try:
             acquired = slots.acquire(worker, needed)
         except OSError as error:  # not from the user's code, which does not run here
@@ -111,7 +113,17 @@ class Collate:
                 raise
             slots.give_back(stamp)
         if data is None:
-            data = self.collate_fn(samples)
+            data = self._collated(samples)
+        return self._unpacked(data, worker, missed)
+
+    def _collated(self, samples: Any) -> Any:
+        """Collate, unfilled tensors into memory files."""
+        if unfilled.are_known() and sends_files() and stacks_into(self.collate_fn):
+            return collate_into_files(samples)
+        return self.collate_fn(samples)
+
+    def _unpacked(self, data: Any, worker: int, missed: str | None = None) -> HostBatch:
+        fill(data)
         return HostBatch(data, worker, self.receiver, missed=missed)
 
 
@@ -179,8 +191,10 @@ def _deferral() -> Deferral | None:
 
     if not _core.guard_pages():
         return None
+    from fastload.deferred import stacks
     from fastload.deferred.functions import Deferral
 
+    stacks.install()
     return Deferral()
 
 

@@ -19,7 +19,7 @@ from torch.utils.data import _DatasetKind, default_collate
 from torch.utils.data._utils.worker import _worker_loop
 
 from fastload.memory.packing import stacks_into
-from fastload.memory.sending import Sent, collate_into_files, send_errors, sends_files
+from fastload.memory.sending import Sent, collate_into_files, fill, send_errors, sends_files
 from fastload.nvtx.stages import stage, without_stage
 from fastload.randomness.by_sample import show_own_dataset
 from fastload.randomness.packed import digest_of
@@ -186,6 +186,7 @@ class Worker:
             try:
                 with self.deferral or _NOTHING:
                     data = self._make(possibly_batched_index)
+                fill(data)
             except BaseException:
                 self._counters.fail()
                 raise

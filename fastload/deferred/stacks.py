@@ -1,0 +1,89 @@
+"""Say what a stack of deferred tensors holds, for those who make it."""
+
+from __future__ import annotations
+
+import sys
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from fastload._compare import same_bits
+from fastload.deferred.content import joined
+from fastload.deferred.memory import content_of as _content_of
+from fastload.memory import unfilled
+from fastload.memory.packing import is_packable
+from fastload.pipeline.errors import Refused
+from fastload.pipeline.installed.settings import check_collating
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from fastload.deferred.content import Content
+    from fastload.memory.unfilled import Parts
+
+
+def install() -> None:
+    """Let batches of this process be made of deferred tensors' contents."""
+    unfilled.serve(DeferredTensors())
+
+
+class DeferredTensors:
+    """Deferred tensors, for those who pack and send batches."""
+
+    def content_of(self, tensor: torch.Tensor) -> Content | None:
+        """See :class:`fastload.memory.unfilled.Unfilleds`."""
+        return _content_of(tensor)
+
+    def parts_of(self, samples: Sequence[Any]) -> Parts | None:
+        """See :class:`fastload.memory.unfilled.Unfilleds`."""
+        contents = [_content_of(sample) if isinstance(sample, torch.Tensor) else None for sample in samples]
+        if not any(contents):
+            return None
+        kind = samples[0].size(), samples[0].dtype
+        if not all(_is_image(sample) and (sample.size(), sample.dtype) == kind for sample in samples):
+            return None
+        parts: Parts = []
+        group: list[Content] = []
+        is_planar = False
+        for sample, content in zip(samples, contents, strict=True):
+            planar = None if content is None else _planar_in_stack(sample, content)
+            if group and (content is None or planar != is_planar or not _join(group[0], content)):
+                parts.append(joined(group, planar=is_planar))
+                group = []
+            if content is None or planar is None:
+                parts.append(sample)
+            else:
+                group.append(content)
+                is_planar = planar
+        return [*parts, joined(group, planar=is_planar)] if group else parts
+
+
+def _is_image(sample: Any) -> bool:
+    """Whether torch makes a plain tensor of a stack of such samples."""
+    if is_packable(sample):
+        return True
+    known = sys.modules.get("torchvision.tv_tensors")
+    if known is None or type(sample) is not known.Image or not is_packable(sample.as_subclass(torch.Tensor)):
+        return False
+    try:
+        check_collating(known.Image)
+    except Refused:
+        return False
+    return True
+
+
+def _planar_in_stack(sample: torch.Tensor, content: Content) -> bool | None:
+    """Whether channels are outermost in an image of a contiguous stack; ``None`` if that is no image."""
+    if sample.is_contiguous():
+        return content.planar
+    height, width = content.image_size
+    size = tuple(sample.size()[-3:])
+    if not content.planar and size == (3, height, width) and sample.movedim(-3, -1).is_contiguous():
+        return True
+    if content.planar and size == (height, width, 3) and sample.movedim(-1, -3).is_contiguous():
+        return False
+    return None
+
+
+def _join(one: Content, other: Content) -> bool:
+    return one.image_size == other.image_size and (one.table is other.table or same_bits(one.table, other.table))

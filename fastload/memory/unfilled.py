@@ -1,0 +1,88 @@
+"""Tensors of a worker whose memory is filled when they are sent: what packing and sending know of them."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
+
+import torch
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    import numpy as np
+    from numpy.typing import NDArray
+
+
+class Unfilled(Protocol):
+    """What a tensor's whole memory is to hold. Filling it needs no GIL."""
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes that it takes."""
+        ...
+
+    def paint(self, out: NDArray[np.uint8]) -> None:
+        """Write it to memory, ``(nbytes,)``."""
+        ...
+
+    def write(self, file: int, offset: int = 0) -> None:
+        """Write it to a file; raises OSError."""
+        ...
+
+
+Parts: TypeAlias = "list[torch.Tensor | Unfilled]"
+"""What a tensor holds, one behind the other: of tensors, their values in order of their dimensions."""
+
+
+class Unfilleds(Protocol):
+    """Knows this process's unfilled tensors."""
+
+    def content_of(self, tensor: torch.Tensor) -> Unfilled | None:
+        """Return what a tensor is to hold; ``None`` if it holds it."""
+        ...
+
+    def parts_of(self, samples: Sequence[Any]) -> Parts | None:
+        """Return what the stack of samples, contiguous, is to hold.
+
+        ``None`` if no sample is unfilled, or they are not alike.
+        """
+        ...
+
+
+_known: Unfilleds | None = None
+
+
+def serve(known: Unfilleds | None) -> None:
+    """Let ``known`` answer for this process's tensors."""
+    global _known
+    _known = known
+
+
+def are_known() -> bool:
+    """Whether there may be unfilled tensors here."""
+    return _known is not None
+
+
+def content_of(tensor: torch.Tensor) -> Unfilled | None:
+    """See :meth:`Unfilleds.content_of`."""
+    return None if _known is None else _known.content_of(tensor)
+
+
+def parts_of(samples: Sequence[Any]) -> Parts | None:
+    """See :meth:`Unfilleds.parts_of`."""
+    if _known is None:
+        return None
+    with torch._C.DisableTorchFunction():  # type: ignore[attr-defined]
+        return _known.parts_of(samples)
+
+
+def paint(parts: Parts, flat: torch.Tensor) -> None:
+    """Fill memory, ``(nbytes,)`` uint8."""
+    begin = 0
+    for part in parts:
+        place = flat[begin : begin + part.nbytes]
+        if isinstance(part, torch.Tensor):
+            place.view(part.dtype).view(part.size()).copy_(part)
+        else:
+            part.paint(place.numpy())
+        begin += part.nbytes

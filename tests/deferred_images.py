@@ -1,0 +1,71 @@
+"""Deferred tensors, made by hand, and what they hold."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import torch
+from photos import MEAN, STD
+from PIL import ImageFile
+
+from fastload.deferred.content import Content, Fill
+from fastload.deferred.memory import register
+from fastload.lazy.pixels import ByPillow, File, Pending
+
+SIDE = 48
+
+
+def pending(data: bytes, size: tuple[int, int], seed: int = 0, side: int = SIDE, **more: Any) -> Pending:
+    """A random crop of a JPEG file of a size ``(width, height)``, resized to ``side``."""
+    draw = np.random.default_rng(seed)
+    width, height = size
+    left, top = int(draw.integers(width // 3)), int(draw.integers(height // 3))
+    right, bottom = (
+        left + int(draw.integers(width // 3, width - left)),
+        top + int(draw.integers(height // 3, height - top)),
+    )
+    file = more.pop("file", None) or File(
+        data, size, ByPillow(ImageFile.ImageFile.load, "horizontal_first", 0, lambda: None)
+    )
+    return Pending(file, (left, top, right, bottom), (side, side), mirrored=bool(draw.integers(2)), **more)
+
+
+def table(dtype: torch.dtype = torch.float32, scale: float = 1.0) -> torch.Tensor:
+    """A table of values."""
+    if dtype == torch.uint8:
+        return torch.arange(256, dtype=dtype).expand(3, 256).contiguous()
+    levels = torch.arange(256, dtype=torch.float32) / 255 * scale
+    return torch.stack([(levels - mean) / std for mean, std in zip(MEAN, STD, strict=True)]).to(dtype)
+
+
+def fill_of(dtype: torch.dtype = torch.float32, image: int = 0, box: tuple[int, int, int, int] = (3, 5, 17, 9)) -> Fill:
+    """A box of constants."""
+    return Fill(image, box, torch.tensor([1, 0.5, 4]).to(dtype))
+
+
+def expected(content: Content) -> torch.Tensor:
+    """What a tensor holds, by torch: ``(N, 3, H, W)``, planar or channels_last."""
+    made = []
+    for number, image in enumerate(content.images):
+        levels = torch.from_numpy(image.file._native(image).copy()).long()
+        one = torch.stack([content.table[channel][levels[..., channel]] for channel in range(3)])
+        for each in content.fills:
+            if each.image == number:
+                top, left, height, width = each.box
+                one[:, top : top + height, left : left + width] = each.values[:, None, None]
+        made.append(one)
+    whole = torch.stack(made)
+    return whole if content.planar else whole.contiguous(memory_format=torch.channels_last)
+
+
+def deferred(content: Content, *, single: bool = False) -> torch.Tensor:
+    """A deferred tensor, whose memory has other values."""
+    height, width = content.image_size
+    memory_format = torch.contiguous_format if content.planar else torch.channels_last
+    size = len(content.images), 3, height, width
+    stride = torch.empty(size, device="meta", memory_format=memory_format).stride()
+    tensor = torch.empty_strided(size[single:], stride[single:], dtype=content.table.dtype)
+    tensor.as_strided((tensor.numel(),), (1,)).view(torch.uint8).fill_(0x5A)
+    register(tensor, content)
+    return tensor

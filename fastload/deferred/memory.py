@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 import torch
+import torch.utils.dlpack
 
 from fastload import _core
 from fastload.deferred.geometry import part_of, placed
@@ -31,7 +32,8 @@ def tensor_of(content: Content, shape: Sequence[int], stride: Sequence[int]) -> 
     except MemoryError:
         return None
     memory.content = content
-    made: torch.Tensor = torch.from_dlpack(memory.array(shape, stride, str(content.table.dtype).removeprefix("torch.")))
+    dtype = str(content.table.dtype).removeprefix("torch.")
+    made: torch.Tensor = torch.utils.dlpack.from_dlpack(memory.array(shape, stride, dtype))
     return made
 
 

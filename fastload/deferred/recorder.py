@@ -281,7 +281,8 @@ def _in_place(recorder: Recorder, func: Any, args: tuple[Any, ...], kwargs: dict
     def run(levels: torch.Tensor) -> torch.Tensor:
         changed = _on_values(tensor, tensor, levels.clone())
         func(changed, *args[1:], **kwargs)
-        return changed.as_subclass(torch.Tensor).reshape(levels.shape)
+        whole: torch.Tensor = changed.as_subclass(torch.Tensor).reshape(levels.shape)
+        return whole
 
     try:
         made = replace(
@@ -327,7 +328,7 @@ def _flip(recorder: Recorder, func: Any, args: tuple[Any, ...], kwargs: dict[str
     if not args or (found := _part(args[0])) is None:
         return _UNKNOWN
     tensor, content = args[0], found[1]
-    dims = args[1:] or tuple(kwargs.values())
+    dims: Any = args[1:] or tuple(kwargs.values())
     dims = dims[0] if len(dims) == 1 and isinstance(dims[0], list | tuple) else dims
     if set(kwargs) - {"dims"} or not all(type(each) is int for each in dims):
         return _UNKNOWN

@@ -10,7 +10,8 @@ from photos import MEAN, STD
 from PIL import ImageFile
 
 from fastload.deferred.content import Content, Fill
-from fastload.deferred.memory import register
+from fastload.deferred.geometry import strides_of
+from fastload.deferred.memory import guard_pages, tensor_of
 from fastload.lazy.pixels import ByPillow, File, Pending
 
 SIDE = 48
@@ -60,12 +61,8 @@ def expected(content: Content) -> torch.Tensor:
 
 
 def deferred(content: Content, *, single: bool = False) -> torch.Tensor:
-    """A deferred tensor, whose memory has other values."""
+    """A deferred tensor."""
     height, width = content.image_size
-    memory_format = torch.contiguous_format if content.planar else torch.channels_last
-    size = len(content.images), 3, height, width
-    stride = torch.empty(size, device="meta", memory_format=memory_format).stride()
-    tensor = torch.empty_strided(size[single:], stride[single:], dtype=content.table.dtype)
-    tensor.as_strided((tensor.numel(),), (1,)).view(torch.uint8).fill_(0x5A)
-    register(tensor, content)
-    return tensor
+    size = (len(content.images), 3, height, width)[single:]
+    assert guard_pages()
+    return tensor_of(content, size, strides_of(size, planar=content.planar))

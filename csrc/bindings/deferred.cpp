@@ -19,6 +19,9 @@
 #include <nanobind/stl/vector.h>
 
 #include "bindings/pool.h"
+#include "deferred/deferred_memory.h"
+#include "deferred/guard_pages.h"
+#include "deferred/other_decoder.h"
 #include "deferred/tensor_program.h"
 
 namespace nb = nanobind;
@@ -120,16 +123,18 @@ nb::bytes write(const TensorProgram& program, int file, std::int64_t offset) {
   return bytes_of(statuses);
 }
 
-void paint_levels(const TensorProgram& program, std::size_t image, const ConstArray& levels, const Memory& out) {
+void require_levels_of(const TensorProgram& program, std::size_t image, const ConstArray& levels) {
   const bool fits = levels.shape(0) == static_cast<std::size_t>(program.height) &&
                     levels.shape(1) == static_cast<std::size_t>(program.width) && levels.shape(2) == 3;
-  if (!fits || !levels.is_valid() || levels.stride(2) != 1 || levels.stride(1) != 3 ||
-      levels.stride(0) != std::int64_t{3} * program.width) {
+  if (!fits || levels.stride(2) != 1 || levels.stride(1) != 3 || levels.stride(0) != std::int64_t{3} * program.width) {
     throw nb::value_error("levels must be the image's, HWC without gaps");
   }
-  if (image >= program.images.size() || out.size() != program.image_bytes()) {
-    throw nb::value_error("out must be as large as an image, and the tensor have that one");
-  }
+  if (image >= program.images.size()) throw nb::value_error("there is no such image");
+}
+
+void paint_levels(const TensorProgram& program, std::size_t image, const ConstArray& levels, const Memory& out) {
+  require_levels_of(program, image, levels);
+  if (out.size() != program.image_bytes()) throw nb::value_error("out must be as large as an image");
   nb::gil_scoped_release release;
   program.paint_levels(image, levels.data(), out.data());
 }
@@ -145,6 +150,78 @@ std::shared_ptr<TensorProgram> joined(const std::vector<std::shared_ptr<TensorPr
   return whole;
 }
 
+void make_memory(DeferredMemory* memory, const std::shared_ptr<TensorProgram>& program) {
+  if (program->nbytes() == 0) throw nb::value_error("a program must have images");
+  new (memory) DeferredMemory(program);
+}
+
+void set_program(DeferredMemory& memory, const std::shared_ptr<TensorProgram>& program) {
+  if (program->nbytes() != memory.program()->nbytes()) throw nb::value_error("a program must be as large as the last");
+  if (!memory.set_program(program)) throw nb::value_error("a program must be set before the memory is painted");
+}
+
+nb::bytes paint_memory(DeferredMemory& memory, const std::vector<std::pair<std::size_t, ConstArray>>& levels) {
+  std::vector<const std::uint8_t*> made(memory.program()->images.size());
+  for (const auto& [image, array] : levels) {
+    require_levels_of(*memory.program(), image, array);
+    made[image] = array.data();
+  }
+  std::vector<Status> statuses;
+  {
+    nb::gil_scoped_release release;
+    statuses = memory.paint(made);
+  }
+  return bytes_of(statuses);
+}
+
+nb::dlpack::dtype dtype_from(const std::string& name) {
+  using Code = nb::dlpack::dtype_code;
+  static constexpr std::pair<const char*, nb::dlpack::dtype> kTypes[] = {
+      {"uint8", {static_cast<std::uint8_t>(Code::UInt), 8, 1}},
+      {"int8", {static_cast<std::uint8_t>(Code::Int), 8, 1}},
+      {"int16", {static_cast<std::uint8_t>(Code::Int), 16, 1}},
+      {"int32", {static_cast<std::uint8_t>(Code::Int), 32, 1}},
+      {"int64", {static_cast<std::uint8_t>(Code::Int), 64, 1}},
+      {"uint16", {static_cast<std::uint8_t>(Code::UInt), 16, 1}},
+      {"uint32", {static_cast<std::uint8_t>(Code::UInt), 32, 1}},
+      {"uint64", {static_cast<std::uint8_t>(Code::UInt), 64, 1}},
+      {"bool", {static_cast<std::uint8_t>(Code::Bool), 8, 1}},
+      {"float16", {static_cast<std::uint8_t>(Code::Float), 16, 1}},
+      {"bfloat16", {static_cast<std::uint8_t>(Code::Bfloat), 16, 1}},
+      {"float32", {static_cast<std::uint8_t>(Code::Float), 32, 1}},
+      {"float64", {static_cast<std::uint8_t>(Code::Float), 64, 1}},
+  };
+  return named(kTypes, name, "dtype");
+}
+
+// A DLPack capsule whose owner is the memory.
+nb::object array_of(nb::handle self, const std::vector<std::size_t>& shape, const std::vector<std::int64_t>& strides,
+                    const std::string& dtype_name) {
+  auto& memory = nb::cast<DeferredMemory&>(self);
+  const nb::dlpack::dtype dtype = dtype_from(dtype_name);
+  std::size_t last = 0, count = 1;
+  for (std::size_t i = 0; i < shape.size(); ++i) {
+    count *= shape[i];
+    if (i < strides.size() && strides[i] >= 0 && shape[i] != 0) {
+      last += (shape[i] - 1) * static_cast<std::size_t>(strides[i]);
+    } else {
+      count = 0;
+    }
+  }
+  const std::size_t bytes = memory.program()->nbytes();
+  if (count == 0 || strides.size() != shape.size() || count * (dtype.bits / 8) > bytes ||
+      last >= bytes / (dtype.bits / 8)) {
+    throw nb::value_error("shape and strides must be those of values within the memory");
+  }
+  const nb::ndarray<nb::device::cpu> array(memory.data(), shape.size(), shape.data(), self, strides.data(), dtype);
+  return nb::cast(array);
+}
+
+nb::object memory_at(std::uintptr_t address) {
+  DeferredMemory* memory = DeferredMemory::at(reinterpret_cast<const void*>(address));
+  return memory == nullptr ? nb::none() : nb::find(*memory);
+}
+
 }  // namespace
 
 void bind_deferred(nb::module_& m) {
@@ -158,6 +235,27 @@ void bind_deferred(nb::module_& m) {
       .def("paint", &paint, "out"_a.noconvert())
       .def("write", &write, "file"_a, "offset"_a = 0)
       .def("paint_levels", &paint_levels, "image"_a, "levels"_a.noconvert(), "out"_a.noconvert());
+  using Made = std::vector<std::pair<std::size_t, ConstArray>>;
+  nb::class_<DeferredMemory>(m, "DeferredMemory", nb::dynamic_attr())
+      .def("__init__", &make_memory, "program"_a)
+      .def_prop_rw(
+          "program",
+          [](const DeferredMemory& memory) { return std::const_pointer_cast<TensorProgram>(memory.program()); },
+          &set_program)
+      .def_prop_ro("painted", &DeferredMemory::is_painted)
+      .def_prop_ro("address",
+                   [](const DeferredMemory& memory) { return reinterpret_cast<std::uintptr_t>(memory.data()); })
+      .def("paint", &paint_memory, "levels"_a = Made{})
+      .def("array", &array_of, "shape"_a, "strides"_a, "dtype_name"_a);
+  m.def("deferred_memory_at", &memory_at, "address"_a);
+  m.def(
+      "guard_pages",
+      [](std::vector<std::string> decoder) {
+        set_other_decoder(std::move(decoder));
+        return DeferredMemory::available();
+      },
+      "decoder"_a = std::vector<std::string>{});
+  m.def("guard_is_ours", &handles_faults);
 }
 
 }  // namespace fastload

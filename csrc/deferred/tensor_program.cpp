@@ -9,7 +9,6 @@
 
 #include "base/buffer.h"
 #include "image/look_up.h"
-#include "sample/sample.h"
 
 namespace fastload {
 namespace {
@@ -65,19 +64,32 @@ void TensorProgram::paint_levels(std::size_t image, const std::uint8_t* levels, 
 }
 
 Status TensorProgram::paint(std::size_t image, void* out) const {
+  Input input;
+  input.data = images[image]->file.data;
+  input.size = images[image]->file.size;
+  return paint_input(image, input, out);
+}
+
+Status TensorProgram::paint_whole(std::size_t image, const std::uint8_t* pixels, std::uint32_t file_height,
+                                  std::uint32_t file_width, void* out) const {
+  Input input;
+  input.data = pixels;
+  input.height = file_height;
+  input.width = file_width;
+  input.strides = {std::ptrdiff_t{3} * file_width, 3, 1};
+  return paint_input(image, input, out);
+}
+
+Status TensorProgram::paint_input(std::size_t image, const Input& input, void* out) const {
   static thread_local std::vector<std::uint8_t> levels;
   try {
-    const ImageProgram& program = *images[image];
     levels.resize(3 * static_cast<std::size_t>(height) * static_cast<std::size_t>(width));
-    Input input;
-    input.data = program.file.data;
-    input.size = program.file.size;
     SampleOptions options;
     options.height = height;
     options.width = width;
     options.pass_rule = pass_rule;
     Outcome outcome;
-    process(input, program.geometry, options, {levels.data(), std::ptrdiff_t{3} * width}, outcome);
+    process(input, images[image]->geometry, options, {levels.data(), std::ptrdiff_t{3} * width}, outcome);
     if (outcome.status == Status::ok) paint_levels(image, levels.data(), out);
     return outcome.status;
   } catch (const std::bad_alloc&) {

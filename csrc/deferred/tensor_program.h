@@ -12,6 +12,7 @@
 #include "base/status.h"
 #include "resample/resample.h"
 #include "rng/draw_plan.h"
+#include "sample/sample.h"
 
 namespace fastload {
 
@@ -50,11 +51,17 @@ struct TensorProgram {
   // Writes one image's values to `out`, aligned to their size. If the result is not `ok`, `out` is unspecified.
   // Thread-safe; needs no lock. Never throws.
   Status paint(std::size_t image, void* out) const;
+  // The same from the pixels of the image's whole file, (height, width, 3) without gaps.
+  Status paint_whole(std::size_t image, const std::uint8_t* pixels, std::uint32_t file_height, std::uint32_t file_width,
+                     void* out) const;
   // The same from levels that were made elsewhere, (height, width, 3) without gaps.
   void paint_levels(std::size_t image, const std::uint8_t* levels, void* out) const;
   // Writes all images' values to a file, from `offset` on; an image whose status is not `ok` is unspecified there.
   // Returns an errno, or 0. Thread-safe; needs no lock. Never throws.
   int write(int file, std::int64_t offset, Status* statuses) const;
+
+ private:
+  Status paint_input(std::size_t image, const Input& input, void* out) const;
 };
 
 // Appends the images of a program that has the same size, rule and table, and their fills. False if it has not.

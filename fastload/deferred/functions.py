@@ -97,9 +97,12 @@ class Deferral:
             return None
         width, height = pending.size
         size = (3, height, width)
-        with torch._C.DisableTorchFunction():
-            tensor = memory.tensor_of(Content((pending,), known[0], known[1]), size, strides_of(size, planar=known[1]))
-        self.deferred += tensor is not None
+        try:
+            with torch._C.DisableTorchFunction():  # type: ignore[attr-defined]
+                tensor = memory.tensor_of(Content((pending,), *known), size, strides_of(size, planar=known[1]))
+        except MemoryError:
+            return None
+        self.deferred += 1
         return tensor
 
 

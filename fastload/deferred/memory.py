@@ -1,11 +1,15 @@
-"""Tensors whose memory is not filled until it is read."""
+"""Make tensors whose memory is painted when it is touched first."""
 
 from __future__ import annotations
 
+import sys
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import torch
 import torch.utils.dlpack
+from PIL import ImageFile
 
 from fastload import _core
 from fastload.deferred.geometry import part_of, placed
@@ -15,40 +19,51 @@ if TYPE_CHECKING:
 
     from fastload.deferred.content import Content
 
+_DECODER = str(Path(__file__).with_name("decode_by_pillow.py"))
 
-def tensor_of(content: Content, shape: Sequence[int], stride: Sequence[int]) -> torch.Tensor | None:
-    """Make a plain tensor that will hold a content.
+
+def guard_pages() -> bool:
+    """Prepare this process; return whether it can have deferred tensors.
+
+    Call it again if :func:`fastload._core.guard_is_ours` is false: the action that was installed meanwhile is asked for
+    all other faults then.
+    """
+    truncated = str(int(ImageFile.LOAD_TRUNCATED_IMAGES))
+    return _core.guard_pages([sys.executable, "-I", _DECODER, truncated, *sys.path])
+
+
+def tensor_of(content: Content, shape: Sequence[int], stride: Sequence[int]) -> torch.Tensor:
+    """Make a tensor that is painted when it is touched first.
+
+    Any instruction that reads or writes it, in any thread and in forked children, finds the values of ``content``. The
+    kernel does not: system calls on the memory fail with EFAULT until it is painted.
 
     Args:
-        content: What it holds whenever it is read.
-        shape: Of all its images.
-        stride: In elements; without gaps.
+        content: What it holds. Its table's dtype is the tensor's.
+        shape: All elements, in memory of the content's size.
+        stride: Values.
 
-    Returns:
-        ``None`` if there is no memory for it.
+    Raises:
+        MemoryError: There are too many, or :func:`guard_pages` was not called or is false.
     """
-    try:
-        memory: Any = _core.DeferredMemory(content.core())
-    except MemoryError:
-        return None
+    memory = _core.DeferredMemory(content.core())
     memory.content = content
     dtype = str(content.table.dtype).removeprefix("torch.")
     made: torch.Tensor = torch.utils.dlpack.from_dlpack(memory.array(shape, stride, dtype))
     return made
 
 
-def memory_of(tensor: torch.Tensor) -> Any:
-    """The unfilled memory that a tensor is in; ``None`` if it is in other memory."""
+def memory_of(tensor: torch.Tensor) -> _core.DeferredMemory | None:
+    """The memory that a tensor, or what it is a view of, has, unless it is painted or no deferred one."""
     try:
-        address = tensor.untyped_storage().data_ptr()
+        memory = _core.deferred_memory_at(tensor.untyped_storage().data_ptr())
     except (RuntimeError, NotImplementedError):  # a tensor without memory of its own
         return None
-    memory = _core.deferred_memory_at(address)
     return None if memory is None or memory.painted else memory
 
 
 def is_deferred(tensor: torch.Tensor) -> bool:
-    """Whether a tensor's first element is in memory that is not filled."""
+    """Whether a tensor's first element is in memory that is not painted. Quicker than :func:`memory_of`."""
     try:
         memory = _core.deferred_memory_at(tensor.data_ptr())
     except (RuntimeError, NotImplementedError):
@@ -56,8 +71,8 @@ def is_deferred(tensor: torch.Tensor) -> bool:
     return memory is not None and not memory.painted
 
 
-def part_of_memory(tensor: torch.Tensor) -> tuple[Any, Content, bool] | None:
-    """Find the unfilled memory that a tensor is a view of, what the tensor holds, and whether that is all of it.
+def part_of_memory(tensor: torch.Tensor) -> tuple[_core.DeferredMemory, Content, bool] | None:
+    """Find the unpainted memory that a tensor is a view of, what the tensor holds, and whether that is all of it.
 
     Returns:
         ``None`` if it is in other memory, or a view that is no part of images.
@@ -72,25 +87,29 @@ def part_of_memory(tensor: torch.Tensor) -> tuple[Any, Content, bool] | None:
 
 
 def content_of(tensor: torch.Tensor) -> Content | None:
-    """Return what a tensor is to hold, without gaps; ``None`` for tensors in other memory, and once it is filled."""
+    """Return what a tensor is to hold, without gaps; ``None`` for tensors in other memory, and once it is painted."""
     found = part_of_memory(tensor)
     return None if found is None else found[1]
 
 
-def paint(memory: Any) -> None:
-    """Fill memory now."""
-    memory.paint()
-
-
-def change(memory: Any, content: Content) -> bool:
-    """Let unfilled memory hold another content.
+def change(memory: _core.DeferredMemory, content: Content) -> bool:
+    """Let a memory hold something else of the same size.
 
     Returns:
-        Whether it was still unfilled.
+        Whether it was not painted yet.
     """
     try:
         memory.program = content.core()
-    except RuntimeError:
+    except ValueError:
         return False
     memory.content = content
     return True
+
+
+def paint(memory: _core.DeferredMemory) -> None:
+    """Paint a memory now. Images that the core does not take are made by Pillow, whose errors are raised."""
+    statuses = memory.paint()
+    if any(statuses):
+        images = memory.content.images
+        memory.paint([(i, np.ascontiguousarray(images[i].pixels())) for i, status in enumerate(statuses) if status])
+

@@ -175,8 +175,9 @@ def _deferred(content: Content, dims: int, kind: type) -> Any:
     """Make a tensor that is deferred, or ``_UNKNOWN`` without memory for it."""
     height, width = content.image_size
     shape = (len(content.images), 3, height, width)[-dims:]
-    tensor = deferred_memory.tensor_of(content, shape, strides_of(shape, planar=content.planar))
-    if tensor is None:
+    try:
+        tensor = deferred_memory.tensor_of(content, shape, strides_of(shape, planar=content.planar))
+    except MemoryError:
         return _UNKNOWN
     return tensor if kind is torch.Tensor else tensor.as_subclass(kind)
 

@@ -187,12 +187,11 @@ def install_lazy_images(*, deferred: bool) -> Deferral | None:
 
 
 def _deferral() -> Deferral | None:
-    from fastload import _core
-
-    if not _core.guard_pages():
-        return None
-    from fastload.deferred import stacks
+    from fastload.deferred import memory, stacks
     from fastload.deferred.functions import Deferral
+
+    if not memory.guard_pages():
+        return None
 
     stacks.install()
     return Deferral()

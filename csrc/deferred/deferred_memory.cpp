@@ -1,0 +1,470 @@
+#include "deferred/deferred_memory.h"
+
+#include <new>
+#include <utility>
+
+#ifdef __linux__
+
+#include <algorithm>
+#include <array>
+#include <atomic>
+#include <cerrno>
+#include <climits>
+#include <csignal>
+#include <cstdio>
+#include <cstring>
+
+#include <linux/futex.h>
+#include <pthread.h>
+#include <sys/mman.h>
+#include <sys/resource.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+
+#include "deferred/guard_pages.h"
+#include "deferred/other_decoder.h"
+
+namespace fastload {
+namespace {
+
+enum State : std::uint32_t {
+  kFree,
+  kArmed,
+  kPainting,  // by one thread; all others wait
+  kPainted,
+  kFailed,
+};
+
+}  // namespace
+
+// Its pages cannot be accessed unless it is painted. So arming a slot that was not painted takes no system call.
+struct DeferredMemory::Slot {
+  std::uint8_t* begin = nullptr;
+  int size_class = 0;
+  std::atomic<std::uint32_t> state{kFree};  // changes under the lock
+  std::size_t bytes = 0;                    // that the program needs, whole pages
+  // Changes under the lock, never while it is painted from.
+  std::shared_ptr<const TensorProgram> program;
+  DeferredMemory* user = nullptr;
+  int faults_when_painted = 0;
+  Slot* next = nullptr;  // in the list of free slots or of requests
+};
+
+namespace {
+
+using Slot = DeferredMemory::Slot;
+
+constexpr std::size_t kPage = 4096;  // of the size classes; the system's page must be no larger
+constexpr std::size_t kChunk = std::size_t{16} << 20;
+constexpr std::size_t kMostChunks = 4096;
+constexpr int kClassesPerOctave = 8;
+constexpr int kClasses = 40 * kClassesPerOctave;
+// A thread may fault when another has painted already, once. One that faults again and again is kept from the memory by
+// something else.
+constexpr int kMostFaultsWhenPainted = 4096;
+// A painted slot splits the mapping that it lies in. As many mappings are left to others.
+constexpr long kMappingsPerSlot = 4;
+
+// Slots of one size.
+struct Region {
+  std::uint8_t* begin = nullptr;
+  std::size_t slot_bytes = 0;
+  std::size_t count = 0;
+  std::unique_ptr<Slot[]> slots;
+};
+
+void wait_while(const std::atomic<std::uint32_t>& value, std::uint32_t is) {
+  while (value.load() == is) syscall(SYS_futex, &value, FUTEX_WAIT_PRIVATE, is, nullptr, nullptr, 0);
+}
+
+void wake_all(const std::atomic<std::uint32_t>& value) {
+  syscall(SYS_futex, &value, FUTEX_WAKE_PRIVATE, INT_MAX, nullptr, nullptr, 0);
+}
+
+// All slots of this process. One, which is never destroyed.
+struct Arena {
+  // Held for moments; neither a fault nor a callback happens meanwhile. Taken before a fork, so that a child's copy is
+  // free and consistent.
+  pthread_mutex_t mutex = PTHREAD_MUTEX_INITIALIZER;
+  std::uint8_t* begin = nullptr;
+  std::size_t chunks = 0, used_chunks = 0;
+  std::array<Region*, kMostChunks> region_of{};  // by chunk
+  std::array<Slot*, kClasses> free_slots{};
+  long armed = 0, most_armed = 0;
+
+  // The painter is a thread of its own: it has a stack of a known size, and the core's thread-local memory is not in
+  // use there, as it may be on the thread that faults.
+  Slot* requests = nullptr;
+  std::atomic<std::uint32_t> requests_made{0};
+  bool has_painter = false;  // in this process
+};
+
+std::atomic<Arena*> arena{nullptr};
+
+class Locked {
+ public:
+  Locked() { pthread_mutex_lock(&arena.load()->mutex); }
+  ~Locked() { pthread_mutex_unlock(&arena.load()->mutex); }
+  Locked(const Locked&) = delete;
+  Locked& operator=(const Locked&) = delete;
+};
+
+std::size_t whole_pages(std::size_t bytes) { return (bytes + kPage - 1) / kPage * kPage; }
+
+// The number of a class, and how many bytes its slots have: a multiple of an eighth of a power of two.
+std::pair<int, std::size_t> size_class(std::size_t bytes) {
+  int octave = 0;
+  while ((kPage * kClassesPerOctave << octave) <= bytes - 1) ++octave;
+  const std::size_t step = octave == 0 ? kPage : (kPage << octave) / 2;
+  const std::size_t steps = (bytes + step - 1) / step;
+  return {octave * kClassesPerOctave + static_cast<int>(steps) - 1, steps * step};
+}
+
+// The slot that has this address, free or not. Requires the lock.
+Slot* slot_at(const Arena& all, const void* address) {
+  const auto offset = static_cast<std::size_t>(static_cast<const std::uint8_t*>(address) - all.begin);
+  if (address < all.begin || offset >= all.used_chunks * kChunk) return nullptr;
+  const Region& region = *all.region_of[offset / kChunk];
+  const auto number = static_cast<std::size_t>(static_cast<const std::uint8_t*>(address) - region.begin);
+  return number / region.slot_bytes < region.count ? &region.slots[number / region.slot_bytes] : nullptr;
+}
+
+// Adds slots of a class; false if there is no room. Requires the lock.
+bool add_region(Arena& all, int number, std::size_t slot_bytes) {
+  const std::size_t chunks = (slot_bytes + kChunk - 1) / kChunk;
+  if (chunks > all.chunks - all.used_chunks) return false;
+  auto region = std::make_unique<Region>();
+  region->begin = all.begin + all.used_chunks * kChunk;
+  region->slot_bytes = slot_bytes;
+  region->count = chunks * kChunk / slot_bytes;
+  region->slots = std::make_unique<Slot[]>(region->count);
+  for (std::size_t i = region->count; i-- > 0;) {
+    Slot& slot = region->slots[i];
+    slot.begin = region->begin + i * slot_bytes;
+    slot.size_class = number;
+    slot.next = std::exchange(all.free_slots[static_cast<std::size_t>(number)], &slot);
+  }
+  for (std::size_t i = 0; i < chunks; ++i) all.region_of[all.used_chunks++] = region.get();
+  region.release();
+  return true;
+}
+
+std::uint8_t* map_readable(std::size_t bytes) {
+  void* pages = mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_POPULATE, -1, 0);
+  return pages == MAP_FAILED ? nullptr : static_cast<std::uint8_t*>(pages);
+}
+
+bool make_inaccessible(void* begin, std::size_t bytes) {
+  constexpr int kFlags = MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE | MAP_FIXED;
+  return mmap(begin, bytes, PROT_NONE, kFlags, -1, 0) != MAP_FAILED;
+}
+
+// All at once: another thread sees none of the pages, or all. Frees the old place.
+bool move_pages(void* from, std::size_t bytes, void* to) {
+  return mremap(from, bytes, bytes, MREMAP_MAYMOVE | MREMAP_FIXED, to) == to;
+}
+
+// Ends painting, in one step as seen by a fork: `pages` become the slot's, or are null. Returns the state.
+State end_painting(Slot& slot, std::uint8_t* pages, State if_not) {
+  const std::size_t bytes = slot.bytes;  // which may be freed soon
+  State state = if_not;
+  {
+    const Locked lock;
+    if (pages != nullptr && move_pages(pages, slot.bytes, slot.begin)) state = kPainted;
+    slot.state.store(state);
+  }
+  wake_all(slot.state);
+  if (pages != nullptr && state != kPainted) munmap(pages, bytes);
+  return state;
+}
+
+Status paint_elsewhere(const TensorProgram& program, std::size_t image, std::uint8_t* out) {
+  try {
+    WholePixels whole;
+    if (!decode_elsewhere(program.images[image]->file, whole)) return Status::unsupported;
+    return program.paint_whole(image, whole.data.data(), whole.height, whole.width, out);
+  } catch (const std::bad_alloc&) {
+    return Status::unsupported;
+  }
+}
+
+// Paints a slot whose state is kPainting, for a thread that cannot go on else.
+void paint_for_access(Slot& slot) {
+  const TensorProgram& program = *slot.program;
+  std::uint8_t* pages = map_readable(slot.bytes);
+  Status status = pages == nullptr ? Status::unsupported : Status::ok;
+  for (std::size_t i = 0; i < program.images.size() && status == Status::ok; ++i) {
+    std::uint8_t* out = pages + i * program.image_bytes();
+    status = program.paint(i, out);
+    if (status != Status::ok) status = paint_elsewhere(program, i, out);
+  }
+  if (status != Status::ok) {
+    char text[160];
+    const int size = std::snprintf(text, sizeof text, "fastload: an image cannot be decoded when it is used: %s\n",
+                                   pages == nullptr ? "no memory" : name_of(status));
+    if (write(STDERR_FILENO, text, static_cast<std::size_t>(size)) < 0) errno = 0;
+    if (pages != nullptr) munmap(pages, slot.bytes);
+    pages = nullptr;
+  }
+  end_painting(slot, pages, kFailed);
+}
+
+[[noreturn]] void* run_painter(void*) {
+  Arena& all = *arena.load();
+  while (true) {
+    const std::uint32_t made = all.requests_made.load();
+    Slot* slot = nullptr;
+    {
+      const Locked lock;
+      slot = all.requests;
+      if (slot != nullptr) all.requests = std::exchange(slot->next, nullptr);
+    }
+    if (slot != nullptr) {
+      paint_for_access(*slot);
+    } else {
+      wait_while(all.requests_made, made);
+    }
+  }
+}
+
+// Requires the lock. Signals are for other threads, except those of faults.
+bool start_painter() {
+  constexpr std::size_t kStackBytes = std::size_t{1} << 20;
+  sigset_t mask, before;
+  sigfillset(&mask);
+  for (const int fault : {SIGSEGV, SIGBUS, SIGFPE, SIGILL, SIGTRAP, SIGABRT}) sigdelset(&mask, fault);
+  pthread_attr_t attributes;
+  pthread_attr_init(&attributes);
+  pthread_attr_setdetachstate(&attributes, PTHREAD_CREATE_DETACHED);
+  pthread_attr_setstacksize(&attributes, kStackBytes);
+  pthread_sigmask(SIG_SETMASK, &mask, &before);
+  pthread_t thread;
+  const bool started = pthread_create(&thread, &attributes, &run_painter, nullptr) == 0;
+  pthread_sigmask(SIG_SETMASK, &before, nullptr);
+  pthread_attr_destroy(&attributes);
+  if (started) pthread_setname_np(thread, "fastload-painter");
+  return started;
+}
+
+// Has a slot painted and waits for it. Returns whether it may be accessed.
+bool on_fault(void* address) {
+  Arena& all = *arena.load();
+  if (address < all.begin || address >= all.begin + all.chunks * kChunk) return false;
+  Slot* slot = nullptr;
+  bool by_painter = true;
+  {
+    const Locked lock;
+    slot = slot_at(all, address);
+    if (slot == nullptr || static_cast<std::uint8_t*>(address) >= slot->begin + slot->bytes) return false;
+    const std::uint32_t state = slot->state.load();
+    if (state == kFree || state == kFailed) return false;
+    if (state == kPainted) return ++slot->faults_when_painted < kMostFaultsWhenPainted;
+    if (state == kArmed) {
+      slot->state.store(kPainting);
+      if (!all.has_painter) all.has_painter = start_painter();
+      by_painter = all.has_painter;
+      if (by_painter) {
+        slot->next = std::exchange(all.requests, slot);
+        all.requests_made.fetch_add(1);
+      }
+    }
+  }
+  if (by_painter) {
+    wake_all(all.requests_made);
+    wait_while(slot->state, kPainting);
+  } else {
+    paint_for_access(*slot);
+  }
+  return slot->state.load() != kFailed;
+}
+
+void before_fork() { pthread_mutex_lock(&arena.load()->mutex); }
+void after_fork_in_parent() { pthread_mutex_unlock(&arena.load()->mutex); }
+
+// Threads that were painting are not in the child.
+void after_fork_in_child() {
+  Arena& all = *arena.load();
+  all.requests = nullptr;
+  all.has_painter = false;
+  for (std::size_t chunk = 0; chunk < all.used_chunks; ++chunk) {
+    const Region& region = *all.region_of[chunk];
+    for (std::size_t i = 0; i < region.count; ++i) {
+      if (region.slots[i].state.load() == kPainting) region.slots[i].state.store(kArmed);
+    }
+  }
+  pthread_mutex_unlock(&all.mutex);
+}
+
+long most_mappings() {
+  long most = 0;
+  if (std::FILE* file = std::fopen("/proc/sys/vm/max_map_count", "re")) {
+    if (std::fscanf(file, "%ld", &most) != 1) most = 0;
+    std::fclose(file);
+  }
+  return most;
+}
+
+// What faults do in this process is tried with this slot.
+bool tries_well(Arena& all) {
+  const auto [number, bytes] = size_class(kPage);
+  if (!add_region(all, number, bytes)) return false;
+  Slot*& free = all.free_slots[static_cast<std::size_t>(number)];
+  Slot& slot = *std::exchange(free, free->next);
+  slot.program = std::make_shared<TensorProgram>();  // of no images: zeros
+  slot.bytes = kPage;
+  slot.state.store(kArmed);
+  const volatile std::uint8_t* byte = slot.begin;
+  const bool zero = *byte == 0 && slot.state.load() == kPainted;
+  slot.program.reset();
+  slot.state.store(kFree);
+  slot.next = std::exchange(free, &slot);
+  return make_inaccessible(slot.begin, kPage) && zero;
+}
+
+bool prepare() {
+  constexpr std::size_t kFewestChunks = 64;
+  auto all = std::make_unique<Arena>();
+  all->most_armed = most_mappings() / kMappingsPerSlot;
+  if (all->most_armed == 0 || sysconf(_SC_PAGESIZE) != static_cast<long>(kPage)) return false;
+  rlimit limit{};
+  getrlimit(RLIMIT_AS, &limit);
+  void* begin = MAP_FAILED;
+  for (all->chunks = kMostChunks; begin == MAP_FAILED; all->chunks /= 2) {
+    if (all->chunks < kFewestChunks) return false;
+    if (limit.rlim_cur != RLIM_INFINITY && all->chunks * kChunk > limit.rlim_cur / 8) continue;
+    begin = mmap(nullptr, all->chunks * kChunk, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+    if (begin != MAP_FAILED) break;
+  }
+  all->begin = static_cast<std::uint8_t*>(begin);
+  arena.store(all.release());
+  return pthread_atfork(&before_fork, &after_fork_in_parent, &after_fork_in_child) == 0;
+}
+
+}  // namespace
+
+bool DeferredMemory::available() {
+  static const bool prepared = prepare();
+  if (!prepared || !install_fault_handler(&on_fault)) return false;
+  static const bool works = tries_well(*arena.load());
+  return works;
+}
+
+DeferredMemory* DeferredMemory::at(const void* address) {
+  Arena* all = arena.load();
+  if (all == nullptr || address < all->begin || address >= all->begin + all->chunks * kChunk) return nullptr;
+  const Locked lock;
+  const Slot* slot = slot_at(*all, address);
+  return slot == nullptr ? nullptr : slot->user;
+}
+
+DeferredMemory::DeferredMemory(std::shared_ptr<const TensorProgram> program) {
+  if (!handles_faults()) throw std::bad_alloc();
+  Arena& all = *arena.load();
+  const auto [number, bytes] = size_class(program->nbytes());
+  const Locked lock;
+  Slot*& free = all.free_slots[static_cast<std::size_t>(number)];
+  if (all.armed >= all.most_armed || (free == nullptr && !add_region(all, number, bytes))) throw std::bad_alloc();
+  slot_ = std::exchange(free, free->next);
+  ++all.armed;
+  slot_->bytes = whole_pages(program->nbytes());
+  slot_->program = std::move(program);
+  slot_->user = this;
+  slot_->next = nullptr;
+  slot_->faults_when_painted = 0;
+  slot_->state.store(kArmed);
+}
+
+DeferredMemory::~DeferredMemory() {
+  Arena& all = *arena.load();
+  std::shared_ptr<const TensorProgram> program;  // dropped last, without the lock: the files' owner may need another
+  while (true) {
+    wait_while(slot_->state, kPainting);  // by an access that was never allowed
+    const Locked lock;
+    if (slot_->state.load() == kPainting) continue;
+    program = std::move(slot_->program);
+    slot_->user = nullptr;
+    --all.armed;
+    if (slot_->state.load() == kPainted && !make_inaccessible(slot_->begin, slot_->bytes)) {
+      slot_->state.store(kFailed);  // such pages must not be used again
+      return;
+    }
+    slot_->state.store(kFree);
+    slot_->next = std::exchange(all.free_slots[static_cast<std::size_t>(slot_->size_class)], slot_);
+    return;
+  }
+}
+
+std::uint8_t* DeferredMemory::data() const { return slot_->begin; }
+
+bool DeferredMemory::is_painted() const { return slot_->state.load() == kPainted; }
+
+std::shared_ptr<const TensorProgram> DeferredMemory::program() const {
+  const Locked lock;
+  return slot_->program;
+}
+
+bool DeferredMemory::set_program(std::shared_ptr<const TensorProgram> program) {
+  while (true) {
+    wait_while(slot_->state, kPainting);
+    const Locked lock;
+    if (slot_->state.load() == kPainting) continue;
+    if (slot_->state.load() == kPainted) return false;
+    slot_->program.swap(program);  // the parameter goes after the lock
+    return true;
+  }
+}
+
+std::vector<Status> DeferredMemory::paint(const std::vector<const std::uint8_t*>& levels) {
+  std::vector<Status> statuses;
+  while (true) {
+    wait_while(slot_->state, kPainting);
+    const Locked lock;
+    if (slot_->state.load() == kPainting) continue;
+    statuses.resize(slot_->program->images.size(), Status::ok);
+    if (slot_->state.load() == kPainted) return statuses;
+    slot_->state.store(kPainting);
+    break;
+  }
+  const TensorProgram& program = *slot_->program;
+  std::uint8_t* pages = map_readable(slot_->bytes);
+  bool complete = pages != nullptr;
+  for (std::size_t i = 0; i < statuses.size() && pages != nullptr; ++i) {
+    std::uint8_t* out = pages + i * program.image_bytes();
+    if (i < levels.size() && levels[i] != nullptr) {
+      program.paint_levels(i, levels[i], out);
+    } else {
+      statuses[i] = program.paint(i, out);
+      complete = complete && statuses[i] == Status::ok;
+    }
+  }
+  if (pages == nullptr || !complete) {
+    if (pages != nullptr) munmap(pages, slot_->bytes);
+    end_painting(*slot_, nullptr, kArmed);
+    if (pages == nullptr) throw std::bad_alloc();
+  } else if (end_painting(*slot_, pages, kArmed) != kPainted) {
+    throw std::bad_alloc();
+  }
+  return statuses;
+}
+
+}  // namespace fastload
+
+#else
+
+namespace fastload {
+
+struct DeferredMemory::Slot {};
+
+bool DeferredMemory::available() { return false; }
+DeferredMemory* DeferredMemory::at(const void*) { return nullptr; }
+DeferredMemory::DeferredMemory(std::shared_ptr<const TensorProgram>) : slot_(nullptr) { throw std::bad_alloc(); }
+DeferredMemory::~DeferredMemory() = default;
+std::uint8_t* DeferredMemory::data() const { return nullptr; }
+bool DeferredMemory::is_painted() const { return false; }
+std::shared_ptr<const TensorProgram> DeferredMemory::program() const { return nullptr; }
+bool DeferredMemory::set_program(std::shared_ptr<const TensorProgram>) { return false; }
+std::vector<Status> DeferredMemory::paint(const std::vector<const std::uint8_t*>&) { return {}; }
+
+}  // namespace fastload
+
+#endif

@@ -1,41 +1,36 @@
 """Programs as texts: the body of a function that makes a sample of an image file, as a user's ``__getitem__`` does.
 
 A program sees ``path``, ``number``, ``kept`` (a dictionary of its process), ``look`` (notes what it has seen), and the
-names of ``NAMES``.
+names of ``PRELUDE`` and of the classes here.
 """
 
 from __future__ import annotations
 
-import collections
-import copy
-import ctypes
-import dataclasses
-import gc
-import io
 import linecache
-import math
-import os
-import pickle
-import random
 import textwrap
-import threading
-import types
-from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import numpy as np
 import torch
-import torch.utils.dlpack
-import torchvision.transforms as v1
-import torchvision.transforms.functional as F
-from PIL import Image, ImageChops, ImageDraw, ImageEnhance, ImageFilter, ImageOps, ImageStat
-from torchvision import tv_tensors
-from torchvision.transforms import v2
 
 from .outcomes import described
 
+PRELUDE = """
+import collections, copy, ctypes, functools, gc, io, math, os, pickle, random, threading, types
+import numpy as np
+import torch
+import torch.nn.functional as nn
+import torchvision.transforms as v1
+import torchvision.transforms.functional as F
+import torchvision.transforms.v2.functional as VF
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from PIL import Image, ImageChops, ImageDraw, ImageEnhance, ImageFilter, ImageOps, ImageStat
+from torchvision import tv_tensors
+from torchvision.transforms import v2
 MEAN, STD = [0.485, 0.456, 0.406], [0.229, 0.224, 0.225]
+"""
 
 
 class Pair(NamedTuple):
@@ -43,7 +38,7 @@ class Pair(NamedTuple):
     second: Any
 
 
-@dataclasses.dataclass
+@dataclass
 class Record:
     x: Any
     more: Any = None
@@ -75,19 +70,7 @@ class Counting(torch.overrides.TorchFunctionMode):
         return function(*arguments, **(options or {}))
 
 
-NAMES: dict[str, Any] = {
-    **{module.__name__: module for module in (collections, copy, ctypes, gc, io, math, os, pickle, random, threading)},
-    **{module.__name__: module for module in (torch, types, tv_tensors)},
-    **{name: globals()[name] for name in ("np", "v1", "v2", "F", "MEAN", "STD", "Path", "ThreadPoolExecutor")},
-    **{name: globals()[name] for name in ("Image", "ImageChops", "ImageDraw", "ImageEnhance", "ImageFilter")},
-    **{name: globals()[name] for name in ("ImageOps", "ImageStat", "Pair", "Record", "Opaque", "Marked", "Counting")},
-    "tv_tensors": tv_tensors,
-    "VF": v2.functional,
-    "nn": torch.nn.functional,
-}
-
-
-@dataclasses.dataclass(frozen=True)
+@dataclass(frozen=True)
 class Program:
     """A program's name, text, and the name of the file that it reads."""
 
@@ -106,6 +89,7 @@ class Runs:
         self.programs = programs
         self.folder = folder
         self.kept: dict[str, Any] = {}
+        self._names: dict[str, Any] = {}
 
     def __call__(self, number: int) -> Any:
         program = self.programs[number]
@@ -117,7 +101,10 @@ class Runs:
         source = "def program(path, number, kept, look):\n" + textwrap.indent(program.text, "    ") + "\n"
         file = f"<program {program.name}>"
         linecache.cache[file] = len(source), None, source.splitlines(True), file
-        space = dict(NAMES)
+        if not self._names:
+            exec(PRELUDE, self._names)
+            self._names.update({each.__name__: each for each in (Pair, Record, Opaque, Marked, Counting)})
+        space = dict(self._names)
         exec(compile(source, file, "exec"), space)
         sample = space["program"](str(self.folder / program.file), number, self.kept, look)
         return {"sample": sample, "looks": looks}

@@ -20,7 +20,8 @@ _OPENS = (
     "image = Image.open(path)\nimage.load()",
     'image = ImageOps.exif_transpose(Image.open(path)).convert("RGB")',
     'image = Image.open(path)\nimage.draft("RGB", (40, 40))\nimage = image.convert("RGB")',
-    'try:\n    image = Image.open(path).convert("RGB")\nexcept OSError:\n    image = Image.new("RGB", (32, 32), (3, 2, 1))',
+    'try:\n    image = Image.open(path).convert("RGB")\n'
+    'except OSError:\n    image = Image.new("RGB", (32, 32), (3, 2, 1))',
     'image = Image.open(path).convert("RGB")\nsource = image',
 )
 
@@ -334,7 +335,7 @@ _LOOKS = (
     "look({x}.numpy().tobytes())",
     "{x}.data_ptr()",
     "look(ctypes.string_at({x}.data_ptr(), {x}.element_size()))",
-    "buffer = io.BytesIO()\ntorch.save({x}, buffer)\nlook(torch.load(io.BytesIO(buffer.getvalue()), weights_only=False))",
+    "buffer = io.BytesIO()\ntorch.save({x}, buffer)\nbuffer.seek(0)\nlook(torch.load(buffer, weights_only=False))",
     "look(bytes(memoryview({x}.contiguous().numpy())))",
     "look(torch.from_dlpack({x}))",
     "look({x}.tolist()[0][0])",
@@ -349,7 +350,7 @@ _LOOKS = (
     "look(torch.equal({x}, {x}.clone()))",
     "look(F.to_pil_image({x}))",
     "look(np.from_dlpack({x}.contiguous()))",
-    "threads = [threading.Thread(target=lambda: look({x}.numpy()))]\n[t.start() for t in threads]\n[t.join() for t in threads]",
+    "thread = threading.Thread(target=lambda: look({x}.numpy()))\nthread.start()\nthread.join()",
     "look(list(ThreadPoolExecutor(2).map(lambda _: float({x}.sum()), range(2))))",
     "look({x}.untyped_storage().nbytes())",
     "look(bytes({x}.untyped_storage())[:40])",

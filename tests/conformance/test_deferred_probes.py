@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 from pathlib import Path
+from typing import Any
 
 import pytest
 from deferred import probes  # noqa: F401  # fills the table
@@ -26,15 +27,55 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write_files(tmp_path_factory.mktemp("files"))
 
 
-def compare(trials: list[Trial], folder: Path, **options) -> None:
+def compare(trials: list[Trial], folder: Path, **options: Any) -> None:
     """Run trials in the workers of both loaders, and name those that see something else."""
-    numbers = range(len(trials))
     cases = Cases(Trials(trials, folder), len(trials), folder, folder / "journal")
-    theirs = kept(lambda: outcomes(DataLoader, cases, numbers, **options))
-    differing = differences(outcomes(ours, cases, numbers, **options), theirs, lambda at: str(trials[at]))
+    theirs = kept(lambda: outcomes(DataLoader, cases, **options))
+    differing = differences(outcomes(ours, cases, **options), theirs, lambda at: str(trials[at]))
     assert differing == "", differing
 
 
+def test_probes_see_what_torch_shows(folder):
+    compare([Trial(name) for name in QUICK], folder)
+
+
+def test_probes_of_other_tensors_in_other_contexts(folder):
+    """Each probe with one kind, in one context: the slow tests have all of them."""
+    ways = [way for way in WAYS if way != "in a forked child"]
+    trials = [Trial(name, ways[at % len(ways)], list(KINDS)[at % 3]) for at, name in enumerate(QUICK)]
+    compare(trials, folder)
+
+
+@pytest.mark.filterwarnings("ignore:This DataLoader will create")
+def test_probes_that_need_a_worker_each(folder):
+    compare([Trial(name) for name in ALONE], folder, num_workers=len(ALONE), batch_size=1)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("kind", KINDS)
-def test_probes_see_what_torch_shows(folder, kind):
-    compare([Trial(name, "here", kind) for name in QUICK], folder, num_workers=2, batch_size=4)
+def test_all_probes_in_all_contexts(folder, way, kind):
+    compare([Trial(name, way, kind) for name in QUICK + SLOW], folder)
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore:This DataLoader will create")
+@pytest.mark.parametrize("kind", KINDS)
+def test_all_probes_that_need_a_worker_each(folder, kind):
+    compare(
+        [Trial(name, way, kind) for name in ALONE for way in ("here", "in a thread")],
+        folder,
+        num_workers=36,
+        batch_size=1,
+    )
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("start_method", ["spawn", "forkserver"])
+def test_probes_in_workers_that_are_not_forked(folder, start_method):
+    compare([Trial(name) for name in QUICK], folder, multiprocessing_context=start_method)
+
+
+@pytest.mark.slow
+def test_probes_in_persistent_workers_one_sample_a_batch(folder):
+    compare([Trial(name) for name in QUICK], folder, batch_size=1, num_workers=1, persistent_workers=True)

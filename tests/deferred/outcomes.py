@@ -21,8 +21,8 @@ from PIL import Image
 from torch.utils.data import DataLoader, Dataset
 from torchvision.transforms import v2
 
-PLAIN = 24
-"""Plain samples at the start, so that workers have seen enough of them to trust their own results."""
+PLAIN = 3
+"""Batches of plain samples that each worker makes first: what is compared at a worker's start is compared then."""
 HANGS_S = 90
 _DEAD = re.compile(r"DataLoader worker \(pid(?:\(s\))? (\d+)")
 _plain = v2.Compose(
@@ -123,7 +123,7 @@ def seed_all(number: int) -> None:
 
 @dataclasses.dataclass
 class Cases(Dataset):
-    """Numbered cases; the first ``PLAIN`` samples are plain ones.
+    """Numbered cases; indices above are plain samples.
 
     Args:
         run: Makes a sample; gets a case's number. The generators are seeded before, so that each case is alone.
@@ -139,52 +139,56 @@ class Cases(Dataset):
     catches: bool = True
 
     def __len__(self) -> int:
-        return PLAIN + self.count
+        return self.count
 
     def __getitem__(self, index: int) -> Any:
-        if index < PLAIN:
+        if index >= self.count:
             image = Image.open(self.folder / ("444.jpg", "420.jpg", "rgb.png")[index % 3]).convert("RGB")
             return {"number": -1, "value": _plain(image)}
-        number = index - PLAIN
         with open(self.journal, "ab", buffering=0) as file:
-            file.write(b"%d %d\n" % (os.getpid(), number))
-        seed_all(number)
+            file.write(b"%d %d\n" % (os.getpid(), index))
+        seed_all(index)
         with warnings.catch_warnings(record=True) as caught:
             warnings.simplefilter("always")
             try:
-                value = self.run(number)
+                value = self.run(index)
             except Exception as error:
                 if not self.catches:
                     raise
                 value = raised(error)
         warned = sorted({(each.category.__name__, normal(str(each.message))) for each in caught})
-        return {"number": number, "value": value, "warned": warned, "states": generator_states()}
+        return {"number": index, "value": value, "warned": warned, "states": generator_states()}
 
 
 def as_list(samples: list[Any]) -> list[Any]:
     return samples
 
 
-def outcomes(kind: Callable[..., DataLoader[Any]], cases: Cases, numbers: Sequence[int], **options: Any) -> list[Any]:
+def outcomes(
+    kind: Callable[..., DataLoader[Any]], cases: Cases, *, num_workers: int = 2, batch_size: int = 6, **options: Any
+) -> list[Any]:
     """Return what each case leaves, in order. One that ends its worker, or hangs, is alone in that.
 
     Args:
         kind: A loader's class.
         cases: What the workers run.
-        numbers: Of the cases to run.
-        options: The loader's.
+        num_workers: At least one.
+        batch_size: Of the loader.
+        options: More of the loader's.
     """
-    left, found = list(numbers), {}
+    left, found = list(range(cases.count)), {}
+    plain = [cases.count + at for at in range(PLAIN * num_workers * batch_size)]
+    how = {"num_workers": num_workers, "batch_size": batch_size, "timeout": HANGS_S, "collate_fn": as_list, **options}
     while left:
         cases.journal.write_bytes(b"")
-        order = [*range(PLAIN), *(PLAIN + number for number in left)]
-        end = _run(kind(cases, sampler=order, collate_fn=as_list, timeout=HANGS_S, **options), order, found)
+        order = plain + left
+        end = _run(kind(cases, sampler=order, **how), order, found)
         left = [number for number in left if number not in found]
         if end is not None and left:
             culprit = _culprit(end, cases.journal, left)
             found[culprit] = f"ended its worker: {normal(end)}"
             left.remove(culprit)
-    return [found[number] for number in numbers]
+    return [found[number] for number in range(cases.count)]
 
 
 def _run(loader: DataLoader[Any], order: list[int], found: dict[int, Any]) -> str | None:
@@ -200,7 +204,7 @@ def _run(loader: DataLoader[Any], order: list[int], found: dict[int, Any]) -> st
                 end = str(error)
                 break
             for index in order[at : at + size]:
-                found[index - PLAIN] = raised(error)
+                found[index] = raised(error)
             continue
         for sample in batch:
             found[sample["number"]] = described(sample)

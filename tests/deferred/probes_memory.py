@@ -48,12 +48,12 @@ enter_all(
         ).clone(),
         "memcmp_with_a_copy": lambda x: _compared(x, x.clone()),
         # storages
-        "untyped_storage_list": lambda x: x.untyped_storage().tolist()[:999],
+        "untyped_storage_list": lambda x: x.untyped_storage()[5000:5999].tolist(),
         "untyped_storage_bytes": lambda x: bytes(x.untyped_storage()),
         "untyped_storage_item": lambda x: x.untyped_storage()[17],
         "untyped_storage_slice": lambda x: bytes(x.untyped_storage()[17:99]),
-        "untyped_storage_clone": lambda x: bytes(x.untyped_storage().clone()),
-        "untyped_storage_copy": lambda x: bytes(torch.UntypedStorage(_nbytes(x)).copy_(x.untyped_storage())),
+        "untyped_storage_clone": lambda x: bytes(x.untyped_storage().clone()[5000:6000]),
+        "untyped_storage_copy": lambda x: bytes(torch.UntypedStorage(_nbytes(x)).copy_(x.untyped_storage())[5000:6000]),
         "untyped_storage_facts": lambda x: _facts(x.untyped_storage()),
         "untyped_storage_equal": lambda x: x.untyped_storage() == x.untyped_storage(),
         "untyped_storage_repr": lambda x: repr(x.untyped_storage())[:500],
@@ -61,19 +61,19 @@ enter_all(
             x[1:].untyped_storage().data_ptr() == x.untyped_storage().data_ptr()
         ),
         "untyped_storage_hash": lambda x: isinstance(hash(x.untyped_storage()), int),
-        "untyped_storage_cpu": lambda x: bytes(x.untyped_storage().cpu()),
+        "untyped_storage_cpu": lambda x: bytes(x.untyped_storage().cpu()[5000:6000]),
         "untyped_storage_refs": lambda x: x.untyped_storage()._weak_ref() != 0,
         "untyped_storage_view": lambda x: torch.tensor([], dtype=torch.uint8).set_(x.untyped_storage()),
         "untyped_storage_byteswap": lambda x: _swapped(x.clone()),
-        "typed_storage_list": lambda x: x.storage().tolist()[:999],
+        "typed_storage_list": lambda x: x.storage()[500:999].tolist(),
         "typed_storage_item": lambda x: x.storage()[17],
-        "typed_storage_clone": lambda x: x.storage().clone().tolist()[:99],
+        "typed_storage_clone": lambda x: x.storage().clone()[500:599].tolist(),
         "typed_storage_facts": lambda x: _facts(x.storage()),
         "typed_storage_repr": lambda x: repr(x.storage())[:500],
-        "typed_storage_to_double": lambda x: x.storage().double().tolist()[:99],
+        "typed_storage_to_double": lambda x: x.storage().double()[500:599].tolist(),
         "typed_storage_private": lambda x: x._typed_storage()._untyped_storage.nbytes(),
         "typed_storage_pickle": lambda x: x.storage().pickle_storage_type() if x.is_floating_point() else 0,
-        "storage_of_empty_view": lambda x: x[:0].untyped_storage().tolist()[:99],
+        "storage_of_empty_view": lambda x: x[:0].untyped_storage()[5000:6000].tolist(),
         "storage_written_to_file": lambda x: _storage_file(x),
         "storage_type": lambda x: str(x.storage_type()),
         "as_strided_over_all": lambda x: x.as_strided((9, 9), (700, 3)),
@@ -110,7 +110,7 @@ def _facts(storage: Any) -> Any:
 
 def _swapped(x: torch.Tensor) -> bytes:
     x.untyped_storage().byteswap(x.dtype)
-    return bytes(x.untyped_storage())
+    return bytes(x.untyped_storage()[5000:6000])
 
 
 def _storage_file(x: torch.Tensor) -> bytes:
@@ -128,7 +128,7 @@ def _assigned(x: torch.Tensor, other: torch.Tensor) -> torch.Tensor:
 def _resized(x: torch.Tensor, nbytes: int) -> Any:
     kept = min(nbytes, _nbytes(x))  # what lies beyond is not set
     x.untyped_storage().resize_(nbytes)
-    return x.untyped_storage().nbytes(), bytes(x.untyped_storage()[:kept]) if kept else b""
+    return x.untyped_storage().nbytes(), bytes(x.untyped_storage()[max(0, kept - 500) : kept]) if kept else b""
 
 
 def _swapped_with(x: torch.Tensor, other: torch.Tensor) -> Any:

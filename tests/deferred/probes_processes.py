@@ -277,18 +277,18 @@ def child_reads(x):
     return in_child(lambda: x.numpy().tobytes())
 
 
-@probe
+@probe(slow=True)
 def child_computes(x):
     return in_child(lambda: (x * 2).sum())
 
 
-@probe
+@probe(slow=True)
 def child_reads_after_main(x):
     total = x.sum()
     return total, in_child(lambda: x.sum())
 
 
-@probe
+@probe(slow=True)
 def child_and_main_read(x):
     return in_child(lambda: x.numpy().tobytes()), x.numpy().tobytes()
 
@@ -298,17 +298,17 @@ def child_changes(x):
     return in_child(lambda: x.mul_(2).sum()), x.sum()
 
 
-@probe
+@probe(slow=True)
 def child_of_a_child_reads(x):
     return in_child(lambda: in_child(lambda: x.numpy().tobytes()))
 
 
-@probe
+@probe(slow=True)
 def child_reads_in_a_thread(x):
     return in_child(lambda: in_thread(lambda: x.numpy().tobytes()))
 
 
-@probe
+@probe(slow=True)
 def child_makes(x, make):
     return in_child(lambda: F.normalize(F.to_tensor(make.image()), [0.5], [0.5]))
 
@@ -318,7 +318,7 @@ def child_calls_the_kernel(x):
     return in_child(lambda: _through_a_pipe(x.numpy(), 4000))
 
 
-@probe
+@probe(slow=True)
 def child_pickles(x):
     return pickle.loads(in_child(lambda: pickle.dumps(x))[0:0] or pickle.dumps(x))
 

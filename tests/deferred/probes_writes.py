@@ -107,7 +107,6 @@ enter_all(
             "out_resized": lambda x: torch.add(torch.zeros(2, 2), 1, out=x),
             "out_stack": lambda x: torch.stack([x[0].clone()] * 3, out=x),
             "requires_grad": lambda x: x.requires_grad_(True),
-            "rename": lambda x: x.rename_("C", "H", "W").rename_(None),
             "apply": lambda x: x.apply_(lambda v: v + 1),
             "no_grad_add": lambda x: torch.no_grad()(lambda: x.add_(1))(),
             "erasing_loop": lambda x: [x[:, at : at + 2].zero_() for at in range(0, 48, 6)],
@@ -245,7 +244,7 @@ enter_all(
             "setting_its_core": lambda image: setattr(image, "im", image.copy().rotate(180).im),
             "composite": lambda image: image.alpha_composite(image.convert("RGBA")) if image.mode == "RGBA" else None,
             "info": lambda image: image.info.clear(),
-            "effect": lambda image: image.im.setmode("RGBX") or image.im.setmode("RGB"),
+            "converting_its_core": lambda image: setattr(image, "im", image.im.convert("L").convert("RGB")),
         }.items()
     }
 )

@@ -1,4 +1,4 @@
-"""Whatever a user's code does with a tensor made from an image in a worker, it sees what it sees with torch's loader."""
+"""Whatever code does with a tensor made from an image in a worker, it sees what it sees with torch's loader."""
 
 from __future__ import annotations
 
@@ -11,15 +11,17 @@ from deferred import probes  # noqa: F401  # fills the table
 from deferred.files import write_files
 from deferred.outcomes import Cases, differences, outcomes
 from deferred.probing import KINDS, PROBES, WAYS, Trial, Trials
+from effort import some
 from references import kept
 from torch.utils.data import DataLoader
 
 from fastload import FastLoader
 
 ours = functools.partial(FastLoader, device="cpu")
-QUICK = [name for name, probe in PROBES.items() if not probe.alone and not probe.slow]
 SLOW = [name for name, probe in PROBES.items() if probe.slow]
 ALONE = [name for name, probe in PROBES.items() if probe.alone]
+FORKING = [name for name, probe in PROBES.items() if probe.forks and not (probe.alone or probe.slow)]
+QUICK = [name for name in PROBES if name not in {*SLOW, *ALONE, *FORKING}]
 
 
 @pytest.fixture(scope="module")
@@ -43,7 +45,11 @@ def test_probes_of_other_tensors_in_other_contexts(folder):
     """Each probe with one kind, in one context: the slow tests have all of them."""
     ways = [way for way in WAYS if way != "in a forked child"]
     trials = [Trial(name, ways[at % len(ways)], list(KINDS)[at % 3]) for at, name in enumerate(QUICK)]
-    compare(trials, folder)
+    compare(some(trials), folder)
+
+
+def test_probes_that_fork(folder):
+    compare([Trial(name) for name in FORKING], folder)
 
 
 @pytest.mark.filterwarnings("ignore:This DataLoader will create")
@@ -55,19 +61,15 @@ def test_probes_that_need_a_worker_each(folder):
 @pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("kind", KINDS)
 def test_all_probes_in_all_contexts(folder, way, kind):
-    compare([Trial(name, way, kind) for name in QUICK + SLOW], folder)
+    compare([Trial(name, way, kind) for name in [*QUICK, *SLOW, *FORKING]], folder)
 
 
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:This DataLoader will create")
 @pytest.mark.parametrize("kind", KINDS)
 def test_all_probes_that_need_a_worker_each(folder, kind):
-    compare(
-        [Trial(name, way, kind) for name in ALONE for way in ("here", "in a thread")],
-        folder,
-        num_workers=36,
-        batch_size=1,
-    )
+    trials = [Trial(name, way, kind) for name in ALONE for way in ("here", "in a thread")]
+    compare(trials, folder, num_workers=len(trials), batch_size=1)
 
 
 @pytest.mark.slow
@@ -77,5 +79,5 @@ def test_probes_in_workers_that_are_not_forked(folder, start_method):
 
 
 @pytest.mark.slow
-def test_probes_in_persistent_workers_one_sample_a_batch(folder):
+def test_probes_in_a_persistent_worker_one_sample_a_batch(folder):
     compare([Trial(name) for name in QUICK], folder, batch_size=1, num_workers=1, persistent_workers=True)

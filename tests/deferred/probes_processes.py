@@ -272,58 +272,58 @@ def dropped_by_another_thread(x, make):
 # Processes
 
 
-@probe
+@probe(forks=True)
 def child_reads(x):
     return in_child(lambda: x.numpy().tobytes())
 
 
-@probe(slow=True)
+@probe(slow=True, forks=True)
 def child_computes(x):
     return in_child(lambda: (x * 2).sum())
 
 
-@probe(slow=True)
+@probe(slow=True, forks=True)
 def child_reads_after_main(x):
     total = x.sum()
     return total, in_child(lambda: x.sum())
 
 
-@probe(slow=True)
+@probe(slow=True, forks=True)
 def child_and_main_read(x):
     return in_child(lambda: x.numpy().tobytes()), x.numpy().tobytes()
 
 
-@probe
+@probe(forks=True)
 def child_changes(x):
     return in_child(lambda: x.mul_(2).sum()), x.sum()
 
 
-@probe(slow=True)
+@probe(slow=True, forks=True)
 def child_of_a_child_reads(x):
     return in_child(lambda: in_child(lambda: x.numpy().tobytes()))
 
 
-@probe(slow=True)
+@probe(slow=True, forks=True)
 def child_reads_in_a_thread(x):
     return in_child(lambda: in_thread(lambda: x.numpy().tobytes()))
 
 
-@probe(slow=True)
+@probe(slow=True, forks=True)
 def child_makes(x, make):
     return in_child(lambda: F.normalize(F.to_tensor(make.image()), [0.5], [0.5]))
 
 
-@probe
+@probe(forks=True)
 def child_calls_the_kernel(x):
     return in_child(lambda: _through_a_pipe(x.numpy(), 4000))
 
 
-@probe(slow=True)
+@probe(slow=True, forks=True)
 def child_pickles(x):
     return pickle.loads(in_child(lambda: pickle.dumps(x))[0:0] or pickle.dumps(x))
 
 
-@probe
+@probe(forks=True)
 def child_reads_while_the_parent_changes(x):
     reads, writes = os.pipe()
     answers, asks = os.pipe()
@@ -673,7 +673,7 @@ def handlers_of_torch_again(x):
     return in_thread(lambda: x.numpy().copy())
 
 
-@probe(alone=True)
+@probe(forks=True)
 def a_real_fault_still_ends_a_child(x):
     """Where nothing is mapped, a process ends by SIGSEGV as it always did."""
     child = os.fork()

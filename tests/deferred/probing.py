@@ -42,12 +42,14 @@ class Probe:
         run: Gets the tensor, and :class:`Maker` if it takes two arguments; returns what it has seen.
         alone: Whether it may change what is possible in its process, which then runs nothing else.
         slow: Whether it takes long.
+        forks: Whether it calls ``os.fork``, which runs our code in the child, with torch's loader too.
     """
 
     name: str
     run: Callable[..., Any]
     alone: bool = False
     slow: bool = False
+    forks: bool = False
 
 
 PROBES: dict[str, Probe] = {}
@@ -170,7 +172,7 @@ def _traced(run: Callable[[], Any]) -> Any:
 
     def trace(frame: Any, event: str, argument: Any) -> Any:
         lines.append(frame.f_lineno)
-        return trace
+        return trace if "/deferred/" in frame.f_code.co_filename else None
 
     former = sys.gettrace()
     sys.settrace(trace)

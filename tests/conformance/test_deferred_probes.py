@@ -1,0 +1,83 @@
+"""Whatever code does with a tensor made from an image in a worker, it sees what it sees with torch's loader."""
+
+from __future__ import annotations
+
+import functools
+from pathlib import Path
+from typing import Any
+
+import pytest
+from deferred import probes  # noqa: F401  # fills the table
+from deferred.files import write_files
+from deferred.outcomes import Cases, differences, outcomes
+from deferred.probing import KINDS, PROBES, WAYS, Trial, Trials
+from effort import some
+from references import kept
+from torch.utils.data import DataLoader
+
+from fastload import FastLoader
+
+ours = functools.partial(FastLoader, device="cpu")
+SLOW = [name for name, probe in PROBES.items() if probe.slow]
+ALONE = [name for name, probe in PROBES.items() if probe.alone]
+FORKING = [name for name, probe in PROBES.items() if probe.forks and not (probe.alone or probe.slow)]
+QUICK = [name for name in PROBES if name not in {*SLOW, *ALONE, *FORKING}]
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_files(tmp_path_factory.mktemp("files"))
+
+
+def compare(trials: list[Trial], folder: Path, **options: Any) -> None:
+    """Run trials in the workers of both loaders, and name those that see something else."""
+    cases = Cases(Trials(trials, folder), len(trials), folder, folder / "journal")
+    theirs = kept(lambda: outcomes(DataLoader, cases, **options))
+    differing = differences(outcomes(ours, cases, **options), theirs, lambda at: str(trials[at]))
+    assert differing == "", differing
+
+
+def test_probes_see_what_torch_shows(folder):
+    compare([Trial(name) for name in QUICK], folder)
+
+
+def test_probes_of_other_tensors_in_other_contexts(folder):
+    """Each probe with one kind, in one context: the slow tests have all of them."""
+    ways = [way for way in WAYS if way != "in a forked child"]
+    trials = [Trial(name, ways[at % len(ways)], list(KINDS)[at % 3]) for at, name in enumerate(QUICK)]
+    compare(some(trials), folder)
+
+
+def test_probes_that_fork(folder):
+    compare([Trial(name) for name in FORKING], folder)
+
+
+@pytest.mark.filterwarnings("ignore:This DataLoader will create")
+def test_probes_that_need_a_worker_each(folder):
+    compare([Trial(name) for name in ALONE], folder, num_workers=len(ALONE), batch_size=1)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("kind", KINDS)
+def test_all_probes_in_all_contexts(folder, way, kind):
+    compare([Trial(name, way, kind) for name in [*QUICK, *SLOW, *FORKING]], folder)
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore:This DataLoader will create")
+@pytest.mark.parametrize("kind", KINDS)
+def test_all_probes_that_need_a_worker_each(folder, kind):
+    trials = [Trial(name, way, kind) for name in ALONE for way in ("here", "in a thread")]
+    compare(trials, folder, num_workers=len(trials), batch_size=1)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("start_method", ["spawn", "forkserver"])
+def test_probes_in_workers_that_are_not_forked(folder, start_method):
+    compare([Trial(name) for name in QUICK], folder, multiprocessing_context=start_method)
+
+
+@pytest.mark.slow
+def test_probes_in_a_persistent_worker_one_sample_a_batch(folder):
+    compare([Trial(name) for name in QUICK], folder, batch_size=1, num_workers=1, persistent_workers=True)

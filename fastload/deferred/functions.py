@@ -5,19 +5,23 @@ What a function does to the levels is learnt from an image that has all of them.
 
 from __future__ import annotations
 
+import faulthandler
 import functools
+import signal
 import sys
 import threading
 from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 import torch
+import torch.utils.dlpack
 from PIL import Image
 
+from fastload import _core
 from fastload.deferred import memory
 from fastload.deferred.content import Content
 from fastload.deferred.geometry import SIDE_MIN, strides_of
-from fastload.deferred.recorder import Recorder, described, shared_table
+from fastload.deferred.recorder import Recorder, described, is_plain_context, shared_table
 from fastload.lazy import functions as lazy_functions
 from fastload.lazy.images import pending_of
 
@@ -31,6 +35,27 @@ _PLACES: Final = (
     "torchvision.transforms.v2.functional._type_conversion",
 )
 _NAMES: Final = ("to_tensor", "pil_to_tensor")
+
+_METHODS: Final = ("view", "permute", "contiguous", "to", "div")
+"""Methods that the functions call, which the user may have replaced."""
+
+_POINTERS: Final = (
+    (torch.Tensor, "numpy"),
+    (torch.Tensor, "data_ptr"),
+    (torch.Tensor, "untyped_storage"),
+    (torch.Tensor, "__dlpack__"),
+    (torch._C, "_to_dlpack"),
+    (torch.utils.dlpack, "to_dlpack"),
+)
+"""What gives a pointer to a tensor's memory, which then may be given to the kernel. It reads no unpainted memory."""
+
+_HANDLERS: Final = (
+    (faulthandler, "enable"),
+    (faulthandler, "disable"),
+    (signal, "signal"),
+    (torch._C, "_set_worker_signal_handlers"),
+)
+"""What changes this process's actions at memory faults."""
 
 LEVELS: Final = np.repeat(np.arange(256, dtype=np.uint8), 3).reshape(1, 256, 3).repeat(SIDE_MIN, 0)
 """An image that has all levels in each channel."""
@@ -58,6 +83,10 @@ class Deferral:
                 original = getattr(module, function, None)
                 if getattr(original, "__module__", None) == _HOME and getattr(original, "__name__", "") == function:
                     lazy_functions.replace(module, function, self._in_place_of(original))
+        for holder, function in _POINTERS:
+            lazy_functions.replace(holder, function, _painting(getattr(holder, function)))
+        for holder, function in _HANDLERS:
+            lazy_functions.replace(holder, function, _guarding(getattr(holder, function)))
 
     def __enter__(self) -> None:
         """Defer tensors until the batch is made."""
@@ -85,12 +114,14 @@ class Deferral:
         return function
 
     def _made(self, original: Any, image: Any) -> torch.Tensor | None:
-        if self._thread != threading.get_ident() or self.recorder.is_off:
+        if self._thread != threading.get_ident() or self.recorder.is_off or not is_plain_context(1):
+            return None
+        if not _core.guard_is_ours() and not memory.guard_pages():
             return None
         pending = pending_of(image, SIDE_MIN)
         if pending is None or not pending.file.is_trusted:
             return None
-        key = original, torch.get_default_dtype()
+        key = original, torch.get_default_dtype(), *(getattr(torch.Tensor, name) for name in _METHODS)
         if key not in self._tables:
             self._tables[key] = _table_of(original)
         if (known := self._tables[key]) is None:
@@ -104,6 +135,27 @@ class Deferral:
             return None
         self.deferred += 1
         return tensor
+
+
+def _painting(original: Any) -> Any:
+    @functools.wraps(original)
+    def function(*arguments: Any, **rest: Any) -> Any:
+        if arguments and isinstance(arguments[0], torch.Tensor) and (found := memory.memory_of(arguments[0])) is not None:
+            memory.paint(found)
+        return original(*arguments, **rest)
+
+    return function
+
+
+def _guarding(original: Any) -> Any:
+    @functools.wraps(original)
+    def function(*arguments: Any, **rest: Any) -> Any:
+        try:
+            return original(*arguments, **rest)
+        finally:
+            memory.guard_pages()
+
+    return function
 
 
 def _table_of(function: Any) -> tuple[torch.Tensor, bool] | None:

@@ -19,6 +19,8 @@ if TYPE_CHECKING:
 
     from fastload.deferred.content import Content
 
+_data_ptr = torch._C.TensorBase.data_ptr  # not as the user sees it, who gets a pointer to painted memory
+_untyped_storage = torch._C.TensorBase.untyped_storage
 _DECODER = str(Path(__file__).with_name("decode_by_pillow.py"))
 
 
@@ -56,7 +58,8 @@ def tensor_of(content: Content, shape: Sequence[int], stride: Sequence[int]) -> 
 def memory_of(tensor: torch.Tensor) -> _core.DeferredMemory | None:
     """The memory that a tensor, or what it is a view of, has, unless it is painted or no deferred one."""
     try:
-        memory = _core.deferred_memory_at(tensor.untyped_storage().data_ptr())
+        with torch._C.DisableTorchFunctionSubclass():
+            memory = _core.deferred_memory_at(_untyped_storage(tensor).data_ptr())
     except (RuntimeError, NotImplementedError):  # a tensor without memory of its own
         return None
     return None if memory is None or memory.painted else memory
@@ -65,7 +68,7 @@ def memory_of(tensor: torch.Tensor) -> _core.DeferredMemory | None:
 def is_deferred(tensor: torch.Tensor) -> bool:
     """Whether a tensor's first element is in memory that is not painted. Quicker than :func:`memory_of`."""
     try:
-        memory = _core.deferred_memory_at(tensor.data_ptr())
+        memory = _core.deferred_memory_at(_data_ptr(tensor))
     except (RuntimeError, NotImplementedError):
         return False
     return memory is not None and not memory.painted

@@ -69,7 +69,7 @@ class Recorder(TorchFunctionMode):
         if func in _PASSED or not (_are_deferred(args) or (kwargs and _are_deferred(kwargs.values()))):
             return func(*args, **kwargs)
         handler = _HANDLERS.get(func)
-        if handler is not None:
+        if handler is not None and is_plain_context():
             result = handler(self, func, args, kwargs)
             if result is not _UNKNOWN:
                 return result
@@ -112,6 +112,21 @@ class Recorder(TorchFunctionMode):
         with contextlib.suppress(RuntimeWarning):
             warnings.warn("pixels are made at once from now on: a deferred result was not torch's", RuntimeWarning, 2)
         return False
+
+
+def is_plain_context(function_modes: int = 0) -> bool:
+    """Whether a call of torch's here means what it usually does, and nobody else watches it.
+
+    Args:
+        function_modes: How many function modes are to be on.
+    """
+    return (
+        torch._C._len_torch_function_stack() == function_modes
+        and not torch._C._len_torch_dispatch_stack()
+        and torch._C._get_tracing_state() is None
+        and torch._C._functorch.peek_interpreter_stack() is None
+        and not torch.is_autocast_enabled("cpu")
+    )
 
 
 def painted(content: Content, like: torch.Tensor) -> torch.Tensor:
@@ -253,7 +268,7 @@ def _pointwise(recorder: Recorder, func: Any, args: tuple[Any, ...], kwargs: dic
         fills = tuple(replace(each, values=run(each.values[:, None]).reshape(3)) for each in content.fills)
     except Exception:  # noqa: BLE001 - torch raises it again, for the image
         return _UNKNOWN
-    if values.dtype.is_complex or values.shape[-3:] != (3, 256, 1) or values.element_size() > 8:
+    if values.device.type != "cpu" or values.dtype.is_complex or values.shape[-3:] != (3, 256, 1) or values.element_size() > 8:
         return _UNKNOWN
     made = replace(content, table=shared_table(values), fills=fills)
     key = func, tensor.dim(), content.planar, content.table.dtype

@@ -12,6 +12,7 @@ import torch.utils.dlpack
 from PIL import ImageFile
 
 from fastload import _core
+from fastload._batch import is_plain
 from fastload.deferred.geometry import part_of, placed
 
 if TYPE_CHECKING:
@@ -59,6 +60,8 @@ def memory_of(tensor: torch.Tensor) -> _core.DeferredMemory | None:
     """The memory that a tensor, or what it is a view of, has, unless it is painted or no deferred one."""
     try:
         with torch._C.DisableTorchFunctionSubclass():
+            if type(tensor) is not torch.Tensor and not is_plain(tensor):
+                return None
             memory = _core.deferred_memory_at(_untyped_storage(tensor).data_ptr())
     except (RuntimeError, NotImplementedError):  # a tensor without memory of its own
         return None

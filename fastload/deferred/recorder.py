@@ -17,6 +17,7 @@ import sys
 import warnings
 from collections import Counter
 from dataclasses import replace
+from types import FunctionType
 from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
@@ -24,6 +25,7 @@ import torch
 from torch.overrides import TorchFunctionMode
 from torchvision import tv_tensors
 
+from fastload._batch import is_plain
 from fastload._compare import same_bits
 from fastload.deferred import memory as deferred_memory
 from fastload.deferred.content import Content, Fill, joined
@@ -66,15 +68,15 @@ class Recorder(TorchFunctionMode):
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         kwargs = kwargs or {}
-        if func in _PASSED or not (_are_deferred(args) or (kwargs and _are_deferred(kwargs.values()))):
-            return func(*args, **kwargs)
-        handler = _HANDLERS.get(func)
-        if handler is not None and is_plain_context():
-            result = handler(self, func, args, kwargs)
-            if result is not _UNKNOWN:
-                return result
-        self._paint(func, args, kwargs)
-        return func(*args, **kwargs)
+        func = _as_called(func)
+        if func not in _PASSED and (_are_deferred(args) or (kwargs and _are_deferred(kwargs.values()))):
+            handler = _HANDLERS.get(func)
+            if handler is not None and is_plain_context():
+                result = handler(self, func, args, kwargs)
+                if result is not _UNKNOWN:
+                    return result
+            self._paint(func, args, kwargs)
+        return func(*args, **kwargs)  # one line, which a trace names
 
     def _paint(self, func: Any, args: Any, kwargs: dict[str, Any]) -> None:
         """Paint all deferred tensors among a call's arguments, and note the line of the user's code."""
@@ -112,6 +114,16 @@ class Recorder(TorchFunctionMode):
         with contextlib.suppress(RuntimeWarning):
             warnings.warn("pixels are made at once from now on: a deferred result was not torch's", RuntimeWarning, 2)
         return False
+
+
+def _as_called(func: Any) -> Any:
+    """The function that was called. Where the user has replaced a method, torch hands over the user's in its place."""
+    if type(func) is not FunctionType:
+        return func
+    name = func.__name__
+    own = vars(torch._C.TensorBase).get(name)
+    is_users = own is not None and vars(_T).get(name) is func
+    return own if is_users and func.__globals__["__name__"].partition(".")[0] != "torch" else func
 
 
 def is_plain_context(function_modes: int = 0) -> bool:
@@ -165,9 +177,14 @@ def _are_deferred(values: Iterable[Any], depth: int = 0) -> bool:
         elif kind in _CONTAINERS:
             if depth < _DEPTH_MAX and _are_deferred(each.values() if kind is dict else each, depth + 1):
                 return True
-        elif isinstance(each, torch.Tensor) and deferred_memory.memory_of(each) is not None:
+        elif isinstance(each, torch.Tensor) and _is_deferred_subclass(each):
             return True
     return False
+
+
+def _is_deferred_subclass(tensor: torch.Tensor) -> bool:
+    with torch._C.DisableTorchFunctionSubclass():
+        return is_plain(tensor) and deferred_memory.is_deferred(tensor)
 
 
 def _tensors(value: Any, depth: int) -> Iterator[torch.Tensor]:
@@ -322,9 +339,8 @@ def _clone(recorder: Recorder, func: Any, args: tuple[Any, ...], kwargs: dict[st
         return _UNKNOWN
     tensor, content = args[0], found[1]
     key = func, tensor.dim(), content.planar, content.table.dtype
-    return _result(
-        recorder, key, content, tensor.dim(), type(tensor), lambda: _by_torch(func, args, kwargs, tensor, content)
-    )
+    kind = _type_of_result(func, tensor, content)
+    return _result(recorder, key, content, tensor.dim(), kind, lambda: _by_torch(func, args, kwargs, tensor, content))
 
 
 def _contiguous(recorder: Recorder, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -335,9 +351,8 @@ def _contiguous(recorder: Recorder, func: Any, args: tuple[Any, ...], kwargs: di
         return tensor
     made = replace(content, planar=True) if not content.planar else replace(content)
     key = func, tensor.dim(), content.planar, content.table.dtype
-    return _result(
-        recorder, key, made, tensor.dim(), type(tensor), lambda: _by_torch(func, args, kwargs, tensor, content)
-    )
+    kind = _type_of_result(func, tensor, content, *args[1:], **kwargs)
+    return _result(recorder, key, made, tensor.dim(), kind, lambda: _by_torch(func, args, kwargs, tensor, content))
 
 
 def _flip(recorder: Recorder, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -353,9 +368,8 @@ def _flip(recorder: Recorder, func: Any, args: tuple[Any, ...], kwargs: dict[str
         return _UNKNOWN
     made = flipped(content, horizontally=-1 in axes, vertically=-2 in axes)
     key = func, tuple(sorted(axes)), tensor.dim(), content.planar, content.table.dtype
-    return _result(
-        recorder, key, made, tensor.dim(), type(tensor), lambda: _by_torch(func, args, kwargs, tensor, content)
-    )
+    kind = _type_of_result(func, tensor, content, *args[1:], **kwargs)
+    return _result(recorder, key, made, tensor.dim(), kind, lambda: _by_torch(func, args, kwargs, tensor, content))
 
 
 def _stack(recorder: Recorder, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -386,6 +400,14 @@ def _ordinary(tensor: Any, shape: tuple[int, ...], content: Content) -> Any:
     """An ordinary tensor of any values with another's type and a content's layout."""
     made = torch.empty_strided(shape, strides_of(shape, planar=content.planar), dtype=content.table.dtype)
     return made.as_subclass(type(tensor))
+
+
+def _type_of_result(func: Any, tensor: Any, content: Content, *arguments: Any, **named: Any) -> type:
+    """The type of tensor that a function returns for one of this type."""
+    if type(tensor) is torch.Tensor:
+        return torch.Tensor
+    small = (1, 3, 2, 4)[-tensor.dim() :]
+    return type(func(_ordinary(tensor, small, content), *arguments, **named))
 
 
 def _painted_as(tensor: Any, content: Content) -> Any:

@@ -26,7 +26,7 @@ from fastload.lazy import functions as lazy_functions
 from fastload.lazy.images import pending_of
 
 if TYPE_CHECKING:
-    pass
+    from collections.abc import Callable
 
 _HOME: Final = "torchvision.transforms.functional"
 _PLACES: Final = (
@@ -42,12 +42,14 @@ _METHODS: Final = ("view", "permute", "contiguous", "to", "div")
 _POINTERS: Final = (
     (torch.Tensor, "numpy"),
     (torch.Tensor, "data_ptr"),
-    (torch.Tensor, "untyped_storage"),
     (torch.Tensor, "__dlpack__"),
     (torch._C, "_to_dlpack"),
     (torch.utils.dlpack, "to_dlpack"),
 )
 """What gives a pointer to a tensor's memory, which then may be given to the kernel. It reads no unpainted memory."""
+
+_STORAGES: Final = ((torch.Tensor, "untyped_storage"), (torch.utils, "swap_tensors"))
+"""What needs memory of torch's own, which can be resized."""
 
 _HANDLERS: Final = (
     (faulthandler, "enable"),
@@ -73,7 +75,7 @@ class Deferral:
         self.recorder = Recorder()
         self.deferred = 0
         self._thread = self._told = 0
-        self._tables: dict[Any, tuple[torch.Tensor, bool] | None] = {}
+        self._tables: dict[Any, tuple[torch.Tensor, bool, bool] | None] = {}
 
     def install(self) -> None:
         """Replace the functions of modules that are imported, unless they are patched."""
@@ -84,7 +86,9 @@ class Deferral:
                 if getattr(original, "__module__", None) == _HOME and getattr(original, "__name__", "") == function:
                     lazy_functions.replace(module, function, self._in_place_of(original))
         for holder, function in _POINTERS:
-            lazy_functions.replace(holder, function, _painting(getattr(holder, function)))
+            lazy_functions.replace(holder, function, _before(getattr(holder, function), _paint))
+        for holder, function in _STORAGES:
+            lazy_functions.replace(holder, function, _before(getattr(holder, function), memory.leave))
         for holder, function in _HANDLERS:
             lazy_functions.replace(holder, function, _guarding(getattr(holder, function)))
 
@@ -126,25 +130,35 @@ class Deferral:
             self._tables[key] = _table_of(original)
         if (known := self._tables[key]) is None:
             return None
+        table, planar, resizable = known
         width, height = pending.size
         size = (3, height, width)
+        stride = strides_of(size, planar=planar)
         try:
             with torch._C.DisableTorchFunction():  # type: ignore[attr-defined]
-                tensor = memory.tensor_of(Content((pending,), *known), size, strides_of(size, planar=known[1]))
+                tensor = memory.tensor_of(Content((pending,), table, planar), size, stride, resizable=resizable)
         except MemoryError:
             return None
         self.deferred += 1
         return tensor
 
 
-def _painting(original: Any) -> Any:
+def _before(original: Any, do: Callable[[torch.Tensor], None]) -> Any:
+    """A function of tensors that first does something with each."""
+
     @functools.wraps(original)
     def function(*arguments: Any, **rest: Any) -> Any:
-        if arguments and isinstance(arguments[0], torch.Tensor) and (found := memory.memory_of(arguments[0])) is not None:
-            memory.paint(found)
+        for each in arguments:
+            if isinstance(each, torch.Tensor):
+                do(each)
         return original(*arguments, **rest)
 
     return function
+
+
+def _paint(tensor: torch.Tensor) -> None:
+    if (found := memory.memory_of(tensor)) is not None:
+        memory.paint(found)
 
 
 def _guarding(original: Any) -> Any:
@@ -158,8 +172,8 @@ def _guarding(original: Any) -> Any:
     return function
 
 
-def _table_of(function: Any) -> tuple[torch.Tensor, bool] | None:
-    """The value that a function gives each level, and whether its tensors have channels outermost."""
+def _table_of(function: Any) -> tuple[torch.Tensor, bool, bool] | None:
+    """Learn the value that a function gives each level, and whether channels are outermost and memory resizable."""
     with torch._C.DisableTorchFunction():
         made = function(Image.fromarray(LEVELS))
         size = (3, SIDE_MIN, 256)
@@ -167,5 +181,5 @@ def _table_of(function: Any) -> tuple[torch.Tensor, bool] | None:
             return None
         for planar in (True, False):
             if made.stride() == strides_of(size, planar=planar):
-                return shared_table(made[:, 0]), planar
+                return shared_table(made[:, 0]), planar, made.untyped_storage().resizable()
     return None

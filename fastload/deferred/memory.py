@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import sys
+import weakref
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
@@ -35,7 +36,7 @@ def guard_pages() -> bool:
     return _core.guard_pages([sys.executable, "-I", _DECODER, truncated, *sys.path])
 
 
-def tensor_of(content: Content, shape: Sequence[int], stride: Sequence[int]) -> torch.Tensor:
+def tensor_of(content: Content, shape: Sequence[int], stride: Sequence[int], *, resizable: bool = True) -> torch.Tensor:
     """Make a tensor that is painted when it is touched first.
 
     Any instruction that reads or writes it, in any thread and in forked children, finds the values of ``content``. The
@@ -45,6 +46,7 @@ def tensor_of(content: Content, shape: Sequence[int], stride: Sequence[int]) -> 
         content: What it holds. Its table's dtype is the tensor's.
         shape: All elements, in memory of the content's size.
         stride: Values.
+        resizable: Whether torch's own tensor could be resized.
 
     Raises:
         MemoryError: There are too many, or :func:`guard_pages` was not called or is false.
@@ -53,19 +55,26 @@ def tensor_of(content: Content, shape: Sequence[int], stride: Sequence[int]) -> 
     memory.content = content
     dtype = str(content.table.dtype).removeprefix("torch.")
     made: torch.Tensor = torch.utils.dlpack.from_dlpack(memory.array(shape, stride, dtype))
+    memory.tensors = [weakref.ref(made)]
+    memory.resizable = resizable
     return made
 
 
 def memory_of(tensor: torch.Tensor) -> _core.DeferredMemory | None:
     """The memory that a tensor, or what it is a view of, has, unless it is painted or no deferred one."""
+    memory = any_memory_of(tensor)
+    return None if memory is None or memory.painted else memory
+
+
+def any_memory_of(tensor: torch.Tensor) -> _core.DeferredMemory | None:
+    """As :func:`memory_of`, painted or not."""
     try:
         with torch._C.DisableTorchFunctionSubclass():
             if type(tensor) is not torch.Tensor and not is_plain(tensor):
                 return None
-            memory = _core.deferred_memory_at(_untyped_storage(tensor).data_ptr())
+            return _core.deferred_memory_at(_untyped_storage(tensor).data_ptr())
     except (RuntimeError, NotImplementedError):  # a tensor without memory of its own
         return None
-    return None if memory is None or memory.painted else memory
 
 
 def is_deferred(tensor: torch.Tensor) -> bool:
@@ -112,10 +121,40 @@ def change(memory: _core.DeferredMemory, content: Content) -> bool:
     return True
 
 
+def note_view(tensor: torch.Tensor) -> None:
+    """Remember that a tensor shares unpainted memory, if it does."""
+    if (memory := memory_of(tensor)) is not None:
+        memory.tensors.append(weakref.ref(tensor))
+
+
+def leave(tensor: torch.Tensor) -> None:
+    """Move a tensor and others in its memory to memory of torch's own, which can be resized, with the same values."""
+    memory = any_memory_of(tensor)
+    if memory is None:
+        return
+    paint(memory)
+    if not memory.resizable:
+        return
+    memory.tensors.append(weakref.ref(tensor))
+    with torch._C.DisableTorchFunction():  # type: ignore[attr-defined]
+        tensors = {id(each): each for reference in memory.tensors if (each := reference()) is not None}.values()
+        storage = torch.UntypedStorage(memory.program.nbytes)
+        for number, each in enumerate(each for each in tensors if _untyped_storage(each).data_ptr() == memory.address):
+            with torch.inference_mode(each.is_inference()):  # what is assigned must be alike
+                if not number:
+                    _bytes_of(storage).copy_(_bytes_of(_untyped_storage(each)))
+                where = each.storage_offset(), each.size(), each.stride()
+                each.data = torch.empty(0, dtype=each.dtype).set_(storage, *where)
+    memory.tensors.clear()
+
+
+def _bytes_of(storage: torch.UntypedStorage) -> torch.Tensor:
+    return torch.empty(0, dtype=torch.uint8).set_(storage)
+
+
 def paint(memory: _core.DeferredMemory) -> None:
     """Paint a memory now. Images that the core does not take are made by Pillow, whose errors are raised."""
     statuses = memory.paint()
     if any(statuses):
         images = memory.content.images
         memory.paint([(i, np.ascontiguousarray(images[i].pixels())) for i, status in enumerate(statuses) if status])
-

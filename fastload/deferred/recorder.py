@@ -23,6 +23,7 @@ from typing import TYPE_CHECKING, Any, Final
 import numpy as np
 import torch
 from torch.overrides import TorchFunctionMode
+from torch.utils.data._utils.collate import collate_tensor_fn
 from torchvision import tv_tensors
 
 from fastload._batch import is_plain
@@ -69,6 +70,9 @@ class Recorder(TorchFunctionMode):
     ) -> Any:
         kwargs = kwargs or {}
         func = _as_called(func)
+        if func in _RESIZES or "out" in kwargs:
+            for tensor in _tensors((args[:1], kwargs.get("out")), 0):
+                deferred_memory.leave(tensor)
         if func not in _PASSED and (_are_deferred(args) or (kwargs and _are_deferred(kwargs.values()))):
             handler = _HANDLERS.get(func)
             if handler is not None and is_plain_context():
@@ -83,9 +87,13 @@ class Recorder(TorchFunctionMode):
         found = [
             memory for each in _tensors((args, kwargs), 0) if (memory := deferred_memory.memory_of(each)) is not None
         ]
-        self.painted_by[(*_line_of_user(), getattr(func, "__name__", str(func)))] += 1
+        self.note(func)
         for memory in found:
             deferred_memory.paint(memory)
+
+    def note(self, func: Any) -> None:
+        """Note the line of the user's code that looks at pixels by a function."""
+        self.painted_by[(*_line_of_user(), getattr(func, "__name__", str(func)))] += 1
 
     def checked(self, key: Any, made: Content, like: Any, expected: Callable[[], Any]) -> bool:
         """Compare the first results of a kind with torch's.
@@ -149,7 +157,7 @@ def painted(content: Content, like: torch.Tensor) -> torch.Tensor:
 
 
 def _line_of_user() -> tuple[str, int]:
-    frame: Any = sys._getframe(2)
+    frame: Any = sys._getframe(3)
     while frame is not None:
         name = str(frame.f_globals.get("__name__", ""))
         if name.partition(".")[0] not in ("torch", "torchvision", "fastload", "PIL", "numpy"):
@@ -285,7 +293,12 @@ def _pointwise(recorder: Recorder, func: Any, args: tuple[Any, ...], kwargs: dic
         fills = tuple(replace(each, values=run(each.values[:, None]).reshape(3)) for each in content.fills)
     except Exception:  # noqa: BLE001 - torch raises it again, for the image
         return _UNKNOWN
-    if values.device.type != "cpu" or values.dtype.is_complex or values.shape[-3:] != (3, 256, 1) or values.element_size() > 8:
+    if (
+        values.device.type != "cpu"
+        or values.dtype.is_complex
+        or values.shape[-3:] != (3, 256, 1)
+        or values.element_size() > 8
+    ):
         return _UNKNOWN
     made = replace(content, table=shared_table(values), fills=fills)
     key = func, tensor.dim(), content.planar, content.table.dtype
@@ -310,6 +323,8 @@ def _in_place(recorder: Recorder, func: Any, args: tuple[Any, ...], kwargs: dict
     if found is None or not found[2] or not all(map(_is_constant, others)):
         return _UNKNOWN
     memory, content, _ = found
+    if not _may_change(tensor):
+        return _UNKNOWN
 
     def run(levels: torch.Tensor) -> torch.Tensor:
         changed = _on_values(tensor, tensor, levels.clone())
@@ -332,6 +347,10 @@ def _in_place(recorder: Recorder, func: Any, args: tuple[Any, ...], kwargs: dict
     if not tensor.is_inference():
         torch.autograd.graph.increment_version(tensor)
     return tensor
+
+
+def _may_change(tensor: torch.Tensor) -> bool:
+    return not tensor.is_inference() or torch.is_inference_mode_enabled()
 
 
 def _clone(recorder: Recorder, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -376,7 +395,10 @@ def _stack(recorder: Recorder, func: Any, args: tuple[Any, ...], kwargs: dict[st
     """Stack images to a batch."""
     tensors = args[0] if args else kwargs.get("tensors")
     dim = args[1] if len(args) > 1 else kwargs.get("dim", 0)
-    if not isinstance(tensors, list | tuple) or len(args) > 2 or set(kwargs) - {"tensors", "dim"} or dim != 0:
+    named = set(kwargs) - {"tensors", "dim"}
+    if not isinstance(tensors, list | tuple) or len(args) > 2 or dim != 0:
+        return _UNKNOWN
+    if named and not (named == {"out"} and _is_collating()):
         return _UNKNOWN
     contents = []
     for each in tensors:
@@ -438,6 +460,8 @@ def _set(recorder: Recorder, func: Any, args: tuple[Any, ...], kwargs: dict[str,
     if not _is_constant(value) or value is None or type(value) not in (int, float, bool, torch.Tensor):
         return _UNKNOWN
     memory, content, _ = found
+    if not _may_change(tensor):
+        return _UNKNOWN
     box = tensor[index]
     if not box.numel():
         return _UNKNOWN
@@ -467,11 +491,39 @@ def _set(recorder: Recorder, func: Any, args: tuple[Any, ...], kwargs: dict[str,
     return None
 
 
+def _view(recorder: Recorder, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    made = func(*args, **kwargs)
+    for tensor in made if isinstance(made, tuple) else (made,):
+        if isinstance(tensor, torch.Tensor):
+            deferred_memory.note_view(tensor)
+    return made
+
+
+_COLLATES: Final = collate_tensor_fn.__code__
+"""``default_collate`` of tensors. In a worker it asks its first sample for shared memory, to stack all into that."""
+
+
+def _is_collating() -> bool:
+    """Whether the function that was called is called by :data:`_COLLATES`."""
+    frame: Any = sys._getframe(3)  # of what called the function
+    return frame.f_code is _COLLATES
+
+
+def _collating(recorder: Recorder, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """Give the first sample's shared memory to no one: the stack is deferred, too."""
+    if not _is_collating():
+        return _UNKNOWN
+    if func is _T._typed_storage:
+        return torch.empty(1, dtype=args[0].dtype)._typed_storage()
+    return torch.empty(0, dtype=args[0].dtype)
+
+
 def _as_it_is(recorder: Recorder, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """A view, or a look that reads no pixels, if the arguments say so."""
     if func is _T.__getitem__:
         places = args[1] if isinstance(args[1], tuple) else (args[1],)
-        return func(*args) if all(type(each) in _BASIC for each in places) else _UNKNOWN
+        known = all(type(each) in _BASIC for each in places)
+        return _view(recorder, func, args, kwargs) if known else _UNKNOWN
     wanted = args[1] if len(args) > 1 else kwargs.get("requires_grad", True)
     return func(*args, **kwargs) if wanted is False else _UNKNOWN
 
@@ -488,7 +540,7 @@ _PASSED: Final = frozenset(
             getattr(_T, name).__get__
             for name in (
                 *("shape", "dtype", "device", "layout", "ndim", "requires_grad", "is_nested", "is_sparse", "is_cuda"),
-                *("is_quantized", "is_meta", "is_mps", "is_leaf", "_version", "itemsize", "nbytes", "grad", "data"),
+                *("is_quantized", "is_meta", "is_mps", "is_leaf", "_version", "itemsize", "nbytes", "grad"),
             )
         ),
         *_named("size", "dim", "ndimension", "numel", "nelement", "stride", "storage_offset", "is_contiguous"),
@@ -496,19 +548,6 @@ _PASSED: Final = frozenset(
             "element_size", "is_floating_point", "is_complex", "is_signed", "get_device", "is_inference", "is_pinned"
         ),
         *_named("is_conj", "is_neg", "is_shared"),
-        *_named(
-            "view",
-            "permute",
-            "transpose",
-            "unsqueeze",
-            "squeeze",
-            "narrow",
-            "unbind",
-            "select",
-            "detach",
-            "as_subclass",
-        ),
-        *_named("movedim", "moveaxis", "swapaxes", "expand", "unflatten", "view_as", "alias"),
         _T.__len__,
         *(
             getattr(torch, name)
@@ -516,7 +555,16 @@ _PASSED: Final = frozenset(
         ),
     ]
 )
-"""Functions that read no pixels. Tensors that they return share their argument's memory, whose content is known."""
+"""Functions that read no pixels, and return no tensor of theirs."""
+
+_RESIZES: Final = frozenset(_named("resize_", "resize_as_", "set_"))
+"""Functions that may need memory that can be resized, as those with an ``out``."""
+
+_VIEWS: Final = (
+    *("view", "permute", "transpose", "unsqueeze", "squeeze", "narrow", "unbind", "select", "detach", "as_subclass"),
+    *("movedim", "moveaxis", "swapaxes", "expand", "unflatten", "view_as", "alias"),
+)
+"""Functions that return tensors in their argument's memory, whose content is known."""
 
 _HANDLERS: Final[dict[Any, Handler]] = {
     **dict.fromkeys(
@@ -556,5 +604,7 @@ _HANDLERS: Final[dict[Any, Handler]] = {
     **dict.fromkeys(_named("flip"), _flip),
     **dict.fromkeys([torch.stack], _stack),
     **dict.fromkeys([_T.__setitem__], _set),
+    **dict.fromkeys([*_named(*_VIEWS), _T.data.__get__], _view),
     **dict.fromkeys([_T.__getitem__, _T.requires_grad_], _as_it_is),
+    **dict.fromkeys([_T._typed_storage, _T.new], _collating),
 }

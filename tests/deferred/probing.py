@@ -21,7 +21,7 @@ from .outcomes import described, raised
 from .programs import Counting
 
 SIZE = 48
-FILES = ("420.jpg", "444.jpg", "progressive.jpg", "large.jpg", "rgb.png", "lossy.webp")
+FILES = ("420.jpg", "444.jpg", "large.jpg")
 KINDS: dict[str, Callable[[Image.Image], torch.Tensor]] = {
     "floats": v1.Compose(
         [v1.RandomResizedCrop(SIZE), v1.RandomHorizontalFlip(), v1.ToTensor(), v1.Normalize(MEAN, STD)]

@@ -42,14 +42,13 @@ _METHODS: Final = ("view", "permute", "contiguous", "to", "div")
 _POINTERS: Final = (
     (torch.Tensor, "numpy"),
     (torch.Tensor, "data_ptr"),
+    (torch.Tensor, "untyped_storage"),
     (torch.Tensor, "__dlpack__"),
     (torch._C, "_to_dlpack"),
     (torch.utils.dlpack, "to_dlpack"),
 )
 """What gives a pointer to a tensor's memory, which then may be given to the kernel. It reads no unpainted memory."""
 
-_STORAGES: Final = ((torch.Tensor, "untyped_storage"), (torch.utils, "swap_tensors"))
-"""What needs memory of torch's own, which can be resized."""
 
 _HANDLERS: Final = (
     (faulthandler, "enable"),
@@ -87,8 +86,9 @@ class Deferral:
                     lazy_functions.replace(module, function, self._in_place_of(original))
         for holder, function in _POINTERS:
             lazy_functions.replace(holder, function, _before(getattr(holder, function), _paint))
-        for holder, function in _STORAGES:
-            lazy_functions.replace(holder, function, _before(getattr(holder, function), memory.leave))
+        lazy_functions.replace(torch.utils, "swap_tensors", _before(torch.utils.swap_tensors, memory.forget))
+        lazy_functions.replace(torch.UntypedStorage, "resize_", _resize_storage(torch.UntypedStorage.resize_))
+        lazy_functions.replace(torch.UntypedStorage, "resizable", _is_resizable(torch.UntypedStorage.resizable))
         for holder, function in _HANDLERS:
             lazy_functions.replace(holder, function, _guarding(getattr(holder, function)))
 
@@ -159,6 +159,25 @@ def _before(original: Any, do: Callable[[torch.Tensor], None]) -> Any:
 def _paint(tensor: torch.Tensor) -> None:
     if (found := memory.memory_of(tensor)) is not None:
         memory.paint(found)
+
+
+def _resize_storage(original: Any) -> Any:
+    @functools.wraps(original)
+    def resize_(storage: torch.UntypedStorage, *arguments: Any, **rest: Any) -> Any:
+        found = _core.deferred_memory_at(storage.data_ptr())
+        moved = None if found is None else memory.leave(found)
+        return original(storage if moved is None else moved, *arguments, **rest)
+
+    return resize_
+
+
+def _is_resizable(original: Any) -> Any:
+    @functools.wraps(original)
+    def resizable(storage: torch.UntypedStorage) -> Any:
+        found = _core.deferred_memory_at(storage.data_ptr())
+        return original(storage) if found is None else found.resizable
+
+    return resizable
 
 
 def _guarding(original: Any) -> Any:

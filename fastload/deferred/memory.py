@@ -127,18 +127,18 @@ def note_view(tensor: torch.Tensor) -> None:
         memory.tensors.append(weakref.ref(tensor))
 
 
-def leave(tensor: torch.Tensor) -> None:
-    """Move a tensor and others in its memory to memory of torch's own, which can be resized, with the same values."""
-    memory = any_memory_of(tensor)
-    if memory is None:
-        return
+def leave(memory: _core.DeferredMemory) -> torch.UntypedStorage | None:
+    """Move the tensors of a memory to memory of torch's own, which can be resized, with the same values.
+
+    Returns:
+        That memory; ``None`` if torch's own tensors could not be resized either.
+    """
     paint(memory)
     if not memory.resizable:
-        return
-    memory.tensors.append(weakref.ref(tensor))
+        return None
+    storage = torch.UntypedStorage(memory.program.nbytes)
     with torch._C.DisableTorchFunction():  # type: ignore[attr-defined]
-        tensors = {id(each): each for reference in memory.tensors if (each := reference()) is not None}.values()
-        storage = torch.UntypedStorage(memory.program.nbytes)
+        tensors = [each for reference in memory.tensors if (each := reference()) is not None]
         for number, each in enumerate(each for each in tensors if _untyped_storage(each).data_ptr() == memory.address):
             with torch.inference_mode(each.is_inference()):  # what is assigned must be alike
                 if not number:
@@ -146,6 +146,21 @@ def leave(tensor: torch.Tensor) -> None:
                 where = each.storage_offset(), each.size(), each.stride()
                 each.data = torch.empty(0, dtype=each.dtype).set_(storage, *where)
     memory.tensors.clear()
+    return storage
+
+
+def leave_by(tensor: torch.Tensor) -> None:
+    """Move a tensor, and those that share its memory, as :func:`leave` does."""
+    if (memory := any_memory_of(tensor)) is not None:
+        memory.tensors.append(weakref.ref(tensor))
+        leave(memory)
+
+
+def forget(tensor: torch.Tensor) -> None:
+    """Drop weak references to a tensor."""
+    if (memory := any_memory_of(tensor)) is not None:
+        paint(memory)
+        memory.tensors.clear()
 
 
 def _bytes_of(storage: torch.UntypedStorage) -> torch.Tensor:

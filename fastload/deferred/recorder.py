@@ -72,7 +72,7 @@ class Recorder(TorchFunctionMode):
         func = _as_called(func)
         if func in _RESIZES or "out" in kwargs:
             for tensor in _tensors((args[:1], kwargs.get("out")), 0):
-                deferred_memory.leave(tensor)
+                deferred_memory.leave_by(tensor)
         if func not in _PASSED and (_are_deferred(args) or (kwargs and _are_deferred(kwargs.values()))):
             handler = _HANDLERS.get(func)
             if handler is not None and is_plain_context():

@@ -9,6 +9,7 @@ a size of image and kernel, with this torch and CPU, is tried once per process: 
 from __future__ import annotations
 
 import functools
+import inspect
 import sys
 from typing import TYPE_CHECKING, Any, Final
 
@@ -57,12 +58,14 @@ def functions(change: Change) -> Iterator[tuple[Any, str, Any]]:
 
 def _blur(original: Any, parts: Any, of_tensor: str, change: Change) -> Any:
     tried: dict[Any, bool] = {}
+    names = tuple(inspect.signature(original).parameters)  # an image, kernel_size, sigma
 
     @functools.wraps(original)
     def gaussian_blur(*arguments: Any, **rest: Any) -> Any:
         fields = blurred = None
-        if len(arguments) + len(rest) == 3 and set(rest) <= {"sigma"}:
-            image, kernel_size, sigma = (*arguments, *rest.values())
+        given = {**dict(zip(names, arguments, strict=False)), **rest}
+        if len(arguments) + len(rest) == 3 and given.keys() == set(names):
+            image, kernel_size, sigma = (given[name] for name in names)
             fields = _fields(image, kernel_size, sigma, parts, of_tensor, tried)
         if fields is not None:
             blurred = None if _flushes() else change(image, "convolve", fields)

@@ -167,6 +167,9 @@ WEIGHTS = [
     np.random.default_rng(rows).normal(0, 3 / rows, (rows, columns))
     for rows, columns in ((1, 1), (3, 5), (5, 7), (23, 23), (33, 61), (1, 61), (33, 1))
 ]
+# Sums of areas of one colour are what rounding leaves of large products, which is levels, and others in another order.
+_large = np.random.default_rng(7).normal(0, 1e6, (7, 9))
+WEIGHTS.append(_large - _large.mean() + 1e-2)
 RADII = [(0, 0), (2.0, 0), (0, 0.3), (0.1, 1.9), (7.5, 40.0), (60.0, 3.0), (1e5, 3e3)]
 KINDS: dict[str, list[dict[str, Any]]] = {
     "brightness": FACTORS,
@@ -198,7 +201,7 @@ KINDS: dict[str, list[dict[str, Any]]] = {
     "affine": [*({"matrix": matrix, **how} for matrix in MATRICES for how in HOW), *BIG],
     "perspective": [{"coefficients": numbers, **how} for numbers in MAPS for how in HOW],
     "gaussian_blur": [{"radii": radii} for radii in RADII],
-    "convolve": [convolution(weights) for weights in (*WEIGHTS, np.array([[1e36]]), np.full((3, 3), 1e-40))],
+    "convolve": [convolution(weights) for weights in (*WEIGHTS, *(np.array([[one]]) for one in (0.5, 1e36, 1e-40)))],
     "pad": [{"margins": margins, "mode": mode, "fill": (9, 8, 7)} for mode, margins in MARGINS.items()],
 }
 # Without torch's bits for every size: the core computes what torch does for others.

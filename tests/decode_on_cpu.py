@@ -40,6 +40,7 @@ static Index threadIdx, blockIdx, gridDim, blockDim;
 #define __shared__ static
 struct alignas(8) uint2 { unsigned x, y; };
 struct alignas(8) int2 { int x, y; };
+struct alignas(16) float4 { float x, y, z, w; };
 struct alignas(16) uint4 { unsigned x, y, z, w; };
 static uint4 make_uint4(unsigned x, unsigned y, unsigned z, unsigned w) { return {x, y, z, w}; }
 static uint2 make_uint2(unsigned x, unsigned y) { return {x, y}; }

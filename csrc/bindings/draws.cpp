@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <array>
 #include <cmath>
+#include <cstring>
 #include <iterator>
 #include <limits>
 #include <memory>
@@ -145,6 +146,7 @@ constexpr std::pair<const char*, Step::Kind> kSteps[] = {
     {"affine", Step::Kind::affine},
     {"perspective", Step::Kind::perspective},
     {"gaussian_blur", Step::Kind::gaussian_blur},
+    {"convolve", Step::Kind::convolve},
     {"pad", Step::Kind::pad},
 };
 constexpr std::pair<const char*, DrawOp::Comparison> kComparisons[] = {
@@ -197,6 +199,12 @@ DrawOp::Level level_from(const nb::dict& fields, Step& step) {
     }
   }
   return level;
+}
+
+std::shared_ptr<const std::vector<float>> weights_from(const nb::bytes& bytes) {
+  auto weights = std::make_shared<std::vector<float>>(bytes.size() / sizeof(float));
+  std::memcpy(weights->data(), bytes.data(), weights->size() * sizeof(float));
+  return weights;
 }
 
 constexpr int kDeepest = 60;  // nesting of branches
@@ -283,6 +291,8 @@ DrawOp op_from(const std::string& kind, const nb::dict& fields, int depth) {
         op.step.coefficients = nb::cast<Coefficients>(value);
       } else if (name == "radii") {
         op.step.radii = nb::cast<std::array<float, 2>>(value);
+      } else if (name == "weights") {  // float32, row by row
+        op.step.weights = weights_from(nb::cast<nb::bytes>(value));
       } else if (name == "sampling") {
         op.step.sampling = sampling_from(nb::cast<std::string>(value));
       } else if (name == "fill") {
@@ -317,6 +327,7 @@ DrawOp op_from(const std::string& kind, const nb::dict& fields, int depth) {
       throw nb::type_error((kind + "'s " + name + " has a wrong type").c_str());
     }
   }
+  if (op.step.kind == Step::Kind::convolve) op.step.box = {0, 0, op.height, op.width};
   return op;
 }
 

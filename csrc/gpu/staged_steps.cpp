@@ -17,6 +17,8 @@ constexpr std::size_t kAlignment = 16;
 constexpr int kLevels = 256;
 // One block of threads runs all steps on an image, and takes too long for a larger one.
 constexpr std::int64_t kMostPixels = std::int64_t{1} << 21;
+// Of a convolution's weights with the pixels, for the same reason.
+constexpr std::int64_t kMostProducts = std::int64_t{1} << 27;
 // As of a resize while decoding; see stage_image.cpp.
 constexpr std::size_t kMostWeights = std::size_t{1} << 15;
 
@@ -95,6 +97,7 @@ class StagedSteps {
       case Kind::gaussian_blur: return add_blur(step);
       case Kind::resize: return add_resize(step);
       case Kind::gaussian_filter: return add_filter(step);
+      case Kind::convolve: return add_convolution(step);
     }
     return false;
   }
@@ -256,6 +259,22 @@ class StagedSteps {
     staged.numbers[2] = static_cast<int>(down.weights.size());
     staged.numbers[3] = down.bits;
     return fits(height_, 2 * width_);  // between its passes a pixel takes twice as much
+  }
+
+  bool add_convolution(const Step& step) {
+    const int rows = step.box.height, columns = step.box.width;
+    if (rows / 2 >= height_ || columns / 2 >= width_) return false;
+    if (std::int64_t{height_} * width_ * rows * columns > kMostProducts) return false;
+    const int stride = (columns + 3) / 4 * 4;
+    std::vector<float> weights(static_cast<std::size_t>((rows + 2 * (kConvolvedRows - 1)) * stride));
+    for (int i = 0; i < rows; ++i) {
+      std::copy_n(step.weights->begin() + i * columns, columns, weights.begin() + (kConvolvedRows - 1 + i) * stride);
+    }
+    StagedStep& staged = append(StagedKind::convolve, height_, width_);
+    staged.data = append_numbers(weights);
+    staged.numbers[0] = rows;
+    staged.numbers[1] = columns;
+    return true;
   }
 
   PassRule pass_rule_;

@@ -6,6 +6,7 @@
 #include "base/buffer.h"
 #include "image/color/color.h"
 #include "image/filters/blur.h"
+#include "image/filters/convolve.h"
 #include "image/filters/gaussian.h"
 
 namespace fastload {
@@ -95,6 +96,11 @@ class Work {
         const Image source = image_, next = other(source.height, source.width);
         become(next);
         return gaussian_filter(source, next, box.height, box.width, step.value);
+      }
+      case Kind::convolve: {
+        const Image source = image_, next = other(source.height, source.width);
+        become(next);
+        return convolve(source, {step.weights->data(), box.height, box.width}, next);
       }
       case Kind::resize: return resize(box.height, box.width, step.filter);
     }

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <array>
+#include <memory>
 #include <vector>
 
 #include "base/image.h"
@@ -43,6 +44,7 @@ struct Step {
     pad,                 // box: margins at the top and left, and the new size; mode, fill
     resize,              // box: the new size; filter
     gaussian_filter,     // box: height and width of the kernel; value: sigma. At most one level off torchvision's
+    convolve,            // box: height and width of the weights, both odd; weights: row by row
   };
   Kind kind = Kind::invert;
   double value = 0;
@@ -54,6 +56,7 @@ struct Step {
   PixelBox box;
   PadMode mode = PadMode::constant;
   Filter filter = Filter::bilinear;
+  std::shared_ptr<const std::vector<float>> weights;
 };
 
 // Whether a crop or a pad fits an image of height x width.

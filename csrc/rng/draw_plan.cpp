@@ -36,6 +36,21 @@ std::string affine_fault(const DrawOp& op) {
   return x >= 0 && x <= 1 && y >= 0 && y <= 1 ? "" : "translate must be two numbers from 0 to 1";
 }
 
+bool is_odd(int taps) { return taps % 2 == 1 && taps >= 1 && taps <= kMostTaps; }
+
+// fault() of a step that convolves.
+std::string weights_fault(const Step& step) {
+  const PixelBox& box = step.box;
+  if (!is_odd(box.height) || !is_odd(box.width)) return "the weights' sides must be odd, and at most 999";
+  const auto count = static_cast<std::size_t>(box.height) * static_cast<std::size_t>(box.width);
+  const auto finite = [](float weight) { return std::isfinite(weight); };
+  if (step.weights == nullptr || step.weights->size() != count ||
+      !std::all_of(step.weights->begin(), step.weights->end(), finite)) {
+    return "the weights must be height x width finite numbers";
+  }
+  return "";
+}
+
 // Why an op's arguments are invalid; empty if they are not.
 std::string fault(const DrawOp& op) {
   using Kind = DrawOp::Kind;
@@ -78,9 +93,8 @@ std::string fault(const DrawOp& op) {
     return "a perspective's distortion must be from 0 to 1";
   }
   if (op.kind == Kind::random_gaussian) {
-    const auto odd = [](int taps) { return taps % 2 == 1 && taps >= 1 && taps <= kMostTaps; };
     const DrawOp::Jitter& sigma = op.jitters[0];
-    if (!odd(op.height) || !odd(op.width)) return "a kernel's sides must be odd, and at most 999";
+    if (!is_odd(op.height) || !is_odd(op.width)) return "a kernel's sides must be odd, and at most 999";
     if (!(sigma.on && sigma.low >= 1e-9 && sigma.low <= sigma.high && sigma.high <= 1e9)) {
       return "sigma must be a (min, max) pair of positive numbers";
     }
@@ -92,6 +106,9 @@ std::string fault(const DrawOp& op) {
         static_cast<float>(*std::max_element(op.chances.begin(), op.chances.end())) == 0) {
       return "a weighted choice needs a weight from 0 to 1 for each transform, and one above 0";
     }
+  }
+  if (op.step.kind == Step::Kind::convolve) {
+    if (std::string reason = weights_fault(op.step); !reason.empty()) return reason;
   }
   if (op.kind == Kind::step && op.step.kind == Step::Kind::pad) {
     const PixelBox& margins = op.step.box;

@@ -4,6 +4,7 @@
 #include <sys/mman.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <array>
 #include <cmath>
 #include <cstdio>
@@ -12,9 +13,11 @@
 #include <limits>
 #include <memory>
 #include <random>
+#include <vector>
 
 #include "base/simd_level.h"
 #include "image/filters/blur.h"
+#include "image/filters/convolve.h"
 #include "image/filters/gaussian.h"
 #include "image/transform/transform.h"
 
@@ -88,7 +91,7 @@ int main(int argc, char** argv) {
   for (int i = 0; i < count; ++i) {
     const int most = i % 3 == 0 ? 7 : 60, height = between(1, most), width = between(1, most);
     const bool upward = between(0, 3) == 0;
-    const int gap = between(0, 2) * between(0, 9), kind = between(0, 5);
+    const int gap = between(0, 2) * between(0, 9), kind = between(0, 6);
     Pixels in(height, width, gap, upward, i % 2 == 0);
     for (std::size_t j = 0; j < in.size; ++j) in.bytes[j] = static_cast<std::uint8_t>(random());
 
@@ -102,6 +105,9 @@ int main(int argc, char** argv) {
                             between(0, height - 1)};
     const int taps[2] = {2 * between(0, 12) + 1, 2 * between(0, 12) + 1};
     const float x_radius = between(0, 40) / 10.0f, y_radius = between(0, 40) / 10.0f;
+    const int sides[2] = {std::min(taps[0], 2 * height - 1), std::min(taps[1], 2 * width - 1)};  // odd, too
+    std::vector<float> weights(static_cast<std::size_t>(sides[0]) * static_cast<std::size_t>(sides[1]));
+    for (float& weight : weights) weight = static_cast<float>(number(0.1));
     int skipped[2] = {0, 0};  // columns and rows of the padded image that lie before the part
     int out_height = between(1, most), out_width = between(1, most);
     if (kind == 2) {
@@ -132,9 +138,8 @@ int main(int argc, char** argv) {
           for (int y = 0; y < height; ++y) std::memcpy(out->image.row(y), in.image.row(y), std::size_t{3} * width);
           gaussian_blur(out->image, x_radius, y_radius);
           break;
-        case 5:
-          gaussian_filter(in.image, out->image, std::min(taps[0], 2 * height - 1), std::min(taps[1], 2 * width - 1),
-                          x_radius + 0.01);
+        case 5: gaussian_filter(in.image, out->image, sides[0], sides[1], x_radius + 0.01); break;
+        case 6: convolve(in.image, {weights.data(), sides[0], sides[1]}, out->image); break;
       }
       if (level == SimdLevel::portable) {
         expected = std::move(out);

@@ -59,6 +59,8 @@ class Recorder(TorchFunctionMode):
         is_off: Whether nothing is deferred any more, as a recorded result differed from torch's.
     """
 
+    keeps_results = True  # see check_modes()
+
     def __init__(self) -> None:
         super().__init__()
         self.painted_by: Counter[tuple[str, int, str]] = Counter()

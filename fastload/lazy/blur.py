@@ -1,5 +1,7 @@
 """Replace torchvision's ``gaussian_blur`` of Pillow's images in worker processes, with its bits.
 
+Pending pixels get a step with the kernel that the user's own call computes by torch; other images are blurred at once.
+
 torch's ``conv2d`` adds up the products of one pixel one after the other, each with one rounding. Whether it does so for
 a size of image and kernel, with this torch and CPU, is tried once per process: all sums must be the same to the bit.
 """
@@ -7,6 +9,7 @@ a size of image and kernel, with this torch and CPU, is tried once per process: 
 from __future__ import annotations
 
 import functools
+import inspect
 import sys
 from typing import TYPE_CHECKING, Any, Final
 
@@ -18,11 +21,14 @@ from torchvision.transforms import functional
 from fastload import _core
 from fastload.pipeline.errors import Refused
 from fastload.pipeline.installed.settings import check_modes
+from fastload.pipeline.installed.steps import REFERENCES
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
     from numpy.typing import NDArray
+
+    from fastload.lazy.functions import Change
 
 TRIED_MAX: Final = 16
 """Sizes that are tried, each of which takes torch's time twice. Images of others are blurred by torch."""
@@ -36,33 +42,43 @@ _PLACES: Final = (
 """Module and name of each function for Pillow's images, and of that for tensors beside ``_get_gaussian_kernel2d``."""
 
 
-def functions() -> Iterator[tuple[Any, str, Any]]:
-    """Find torchvision's functions that are imported and not patched: module, name, and what replaces it."""
+def functions(change: Change) -> Iterator[tuple[Any, str, Any]]:
+    """Find torchvision's functions that are imported and not patched: module, name, and what replaces it.
+
+    Args:
+        change: As of ``lazy.functions.install``.
+    """
     for name, function, tensors, of_tensor in _PLACES:
         module, parts = sys.modules.get(name), sys.modules.get(tensors)
         original = getattr(module, function, None)
         ours = (original, getattr(parts, of_tensor, None), getattr(parts, "_get_gaussian_kernel2d", None))
         if all(getattr(each, "__module__", None) in (name, tensors) for each in ours):
-            yield module, function, _blur(original, parts, of_tensor)
+            yield module, function, _blur(original, parts, of_tensor, change)
 
 
-def _blur(original: Any, parts: Any, of_tensor: str) -> Any:
+def _blur(original: Any, parts: Any, of_tensor: str, change: Change) -> Any:
     tried: dict[Any, bool] = {}
+    names = tuple(inspect.signature(original).parameters)  # an image, kernel_size, sigma
 
     @functools.wraps(original)
     def gaussian_blur(*arguments: Any, **rest: Any) -> Any:
-        blurred = None
-        if len(arguments) + len(rest) == 3 and set(rest) <= {"sigma"}:
-            image, kernel_size, sigma = (*arguments, *rest.values())
-            blurred = _blurred(image, kernel_size, sigma, parts, of_tensor, tried)
+        fields = blurred = None
+        given = {**dict(zip(names, arguments, strict=False)), **rest}
+        if len(arguments) + len(rest) == 3 and given.keys() == set(names):
+            image, kernel_size, sigma = (given[name] for name in names)
+            fields = _fields(image, kernel_size, sigma, parts, of_tensor, tried)
+        if fields is not None:
+            blurred = None if _flushes() else change(image, "convolve", fields)
+            blurred = REFERENCES["convolve"](image, **fields) if blurred is None else blurred
         return original(*arguments, **rest) if blurred is None else blurred
 
     return gaussian_blur
 
 
-def _blurred(
+def _fields(
     image: Any, kernel_size: Any, sigma: Any, parts: Any, of_tensor: str, tried: dict[Any, bool]
-) -> Image.Image | None:
+) -> dict[str, Any] | None:
+    """Return the fields of a step that does what torch would; ``None`` if that is not known."""
     if not isinstance(image, Image.Image) or image.mode != "RGB" or not _is_plain(kernel_size, sigma):
         return None
     (width, height), (columns, rows) = kernel_size, image.size
@@ -80,7 +96,8 @@ def _blurred(
         tried[key] = _is_torchs(rows, columns, size, parts, of_tensor)
     if not tried[key]:
         return None
-    return Image.fromarray(np.rint(_sums(np.asarray(image), size, spread, parts)).astype(np.uint8))
+    kernel = _kernel(size, spread, parts)
+    return {"height": height, "width": width, "weights": kernel.tobytes()} if np.isfinite(kernel).all() else None
 
 
 def _is_plain(kernel_size: Any, sigma: Any) -> bool:
@@ -97,11 +114,15 @@ def _settings() -> tuple[Any, ...]:
     return torch.get_num_threads(), mkldnn.enabled, precision
 
 
-def _sums(pixels: NDArray[np.uint8], size: list[int], sigma: list[float], parts: Any) -> NDArray[np.float32]:
+def _flushes() -> bool:
+    """Whether this thread takes the smallest numbers for 0 (``torch.set_flush_denormal``); who paints may not."""
+    return sys.float_info.min / 2 == 0
+
+
+def _kernel(size: list[int], sigma: list[float], parts: Any) -> NDArray[np.float32]:
     kernel = parts._get_gaussian_kernel2d(size, sigma, dtype=torch.float32, device=torch.device("cpu"))
-    sums = np.empty(pixels.shape, np.float32)
-    _core.convolve(pixels, kernel.contiguous().numpy(), sums)
-    return sums
+    weights: NDArray[np.float32] = kernel.contiguous().numpy()
+    return weights
 
 
 def _is_torchs(rows: int, columns: int, size: list[int], parts: Any, of_tensor: str) -> bool:
@@ -110,4 +131,6 @@ def _is_torchs(rows: int, columns: int, size: list[int], parts: Any, of_tensor: 
     blur: Callable[..., torch.Tensor] = getattr(parts, of_tensor)
     wide = [0.3 * side for side in size]
     expected = blur(functional.pil_to_tensor(Image.fromarray(pixels)).float(), size, wide)
-    return np.array_equal(_sums(pixels, size, wide, parts), expected.permute(1, 2, 0).numpy())
+    sums = np.empty(pixels.shape, np.float32)
+    _core.convolve(pixels, _kernel(size, wide, parts), sums)
+    return np.array_equal(sums, expected.permute(1, 2, 0).numpy())

@@ -1,4 +1,4 @@
-"""Replace functions that change colours in worker processes, so that they add a step.
+"""Replace functions that change colours or blur in worker processes, so that they add a step.
 
 What is not pending, and arguments that are not plain numbers, go to the original function.
 """
@@ -90,7 +90,7 @@ def install(change: Change, copy: Copy, is_unchanged: IsUnchanged) -> None:
         original = getattr(module, name, None)
         if getattr(original, "__module__", None) == module.__name__:
             replace(module, name, _function(original, read, change))
-    for module, name, replacement in blur.functions():
+    for module, name, replacement in blur.functions(change):
         replace(module, name, replacement)
     originals = [kind.__init__ for kind in _ENHANCERS]  # type: ignore[misc]
     if all(getattr(each, "__module__", None) == ImageEnhance.__name__ for each in originals):

@@ -2,9 +2,9 @@
 
 :func:`install` changes methods of Pillow's images in this process, from its first JPEG file on.
 ``Image.open(...).convert("RGB")`` then notes the file's bytes; ``crop``, ``resize``, flips, affine transforms and
-torchvision's changes of colour note what to do. The first access to the pixels does all of it natively in one go, with
-the same bits. The images' classes, modes, sizes and infos are Pillow's, and so are errors: a file whose decoding could
-fail is decoded by Pillow, at once.
+torchvision's changes of colour and blurs note what to do. The first access to the pixels does all of it natively in one
+go, with the same bits. The images' classes, modes, sizes and infos are Pillow's, and so are errors: a file whose
+decoding could fail is decoded by Pillow, at once.
 """
 
 from __future__ import annotations
@@ -436,7 +436,8 @@ def _exact_steps() -> dict[str, bool]:
     probe = Image.new("RGB", (3, 2))
     probe.info["kept"] = True
     exact = [(kind, fields) for kind, fields in _EXAMPLES if kind not in differing]
-    return {kind: "kept" in REFERENCES[kind](probe, **fields).info for kind, fields in exact}
+    kept = {kind: "kept" in REFERENCES[kind](probe, **fields).info for kind, fields in exact}
+    return {**kept, "convolve": False}  # which lazy/blur.py compares for each size
 
 
 def _is_patched(method: Any) -> bool:

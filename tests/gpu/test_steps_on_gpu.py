@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import random
 from pathlib import Path
 from typing import Any
@@ -13,9 +14,11 @@ from stageable import KINDS, noise
 from torchvision import transforms
 from torchvision.datasets import ImageFolder
 from torchvision.transforms import InterpolationMode, v2
+from torchvision.transforms.v2.functional import _misc
 
-from fastload import FastLoader
+from fastload import FastLoader, _core
 from fastload.device.decode import files as decode
+from fastload.device.decode.files import Decoder
 
 pytestmark = pytest.mark.gpu
 
@@ -102,6 +105,42 @@ def test_same_bits_as_on_threads(folder: Path, recipe: str) -> None:
     assert stats.images == EPOCHS * FILES
     # All but those of the first epoch, which has no index, what needs Python, and files without room in first batches.
     assert stats.gpu_images >= (EPOCHS - 1) * FILES - stats.python_images - 12
+
+
+@pytest.mark.parametrize("taps", [(1, 1), (9, 9), (23, 23), (5, 51)])
+def test_convolutions_have_the_bits_of_torchvision(taps: tuple[int, int]) -> None:
+    """By the kernels that torchvision computes, between other steps. One of 51 by 5 is taken at this size, too."""
+    files = [io.BytesIO() for _ in range(FILES)]
+    for number, file in enumerate(files):
+        noise(150, 200, number).save(file, "JPEG", **BASELINE[number % len(BASELINE)])
+    contents = [file.getvalue() for file in files]
+    device, (height, width) = torch.device("cuda", 0), (101, 130)
+    decoder, pool = Decoder(device), _core.Pool(2)
+    for sigma in (0.1, 0.5, 2.0):
+        how = [taps[1], taps[0]], [sigma, 1.3 * sigma]
+        kernel = _misc._get_gaussian_kernel2d(*how, dtype=torch.float32, device=torch.device("cpu"))
+        weights = kernel.contiguous().numpy().tobytes()
+        plan = _core.DrawPlan()
+        plan.add("center_crop", height=height, width=width)
+        plan.add("invert")
+        plan.add("convolve", height=taps[0], width=taps[1], weights=weights)
+        plan.add("flip_horizontal")
+        plan.add("convolve", height=taps[0], width=taps[1], weights=weights)
+        staged = decoder.files(
+            torch.zeros(FILES, height, width, 3, dtype=torch.uint8).pin_memory(), lambda all_: [all_]
+        )
+        assert staged is not None
+        how_drawn: dict[str, Any] = {"plan": plan, "seeds": list(range(FILES)), "staging": staged.staging}
+        pool.submit(contents, staged._pixels, **how_drawn).wait()
+        pixels = staged.to(device).cpu()
+        assert all(staged.is_staged())
+        assert staged.failed() == []
+        for content, got in zip(contents, pixels, strict=True):
+            image = v2.functional.center_crop(Image.open(io.BytesIO(content)), [height, width])
+            blurred = v2.functional.gaussian_blur(v2.functional.invert(image), *how)
+            again = v2.functional.gaussian_blur(v2.functional.horizontal_flip(blurred), *how)
+            assert torch.equal(v2.functional.pil_to_tensor(again).permute(1, 2, 0), got)
+    pool.close()
 
 
 class TwoCrops:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import platform
 
 import numpy as np
 import pytest
@@ -25,7 +26,7 @@ def noise(height, width):
 @pytest.fixture
 def replaced():
     """The functions that replace torchvision's, by module."""
-    return {module.__name__: function for module, _, function in lazy_blur.functions()}
+    return {module.__name__: function for module, _, function in lazy_blur.functions(lambda *_: None)}
 
 
 @pytest.mark.parametrize("kernel", KERNELS)
@@ -69,19 +70,24 @@ def test_both_functions_of_torchvision_are_replaced(replaced):
     for module, function in replaced.items():
         theirs = v2.functional.gaussian_blur if "v2" in module else functional.gaussian_blur
         assert function(image, [5, 7], sigma=[0.8, 1.1]) == theirs(image, [5, 7], [0.8, 1.1])
+        with pytest.raises(TypeError, match="multiple values"):
+            function(image, [5, 7], kernel_size=[5, 7])
 
 
 @pytest.fixture
 def counted(monkeypatch):
     """Sizes of images that the core blurs."""
     sizes = []
-    convolve = _core.convolve
 
-    def count(source, weights, out):
-        sizes.append(source.shape[:2])
-        convolve(source, weights, out)
+    def counting(function, image):
+        def count(*arguments):
+            sizes.append(arguments[image].shape[:2])
+            return function(*arguments)
 
-    monkeypatch.setattr(_core, "convolve", count)
+        return count
+
+    monkeypatch.setattr(_core, "convolve", counting(_core.convolve, 0))
+    monkeypatch.setattr(_core, "apply_steps", counting(_core.apply_steps, 1))
     return sizes
 
 
@@ -186,6 +192,82 @@ def test_unusual_arguments_go_to_torchvision(replaced, counted, arguments):
     assert counted == []
 
 
+def test_a_kernel_that_is_no_number_leaves_it_to_torch(replaced, counted):
+    image = Image.fromarray(noise(20, 30))
+    for function in replaced.values():
+        function(image, (3, 3), [1.0, 1.0])
+        del counted[:]
+        assert function(image, (3, 3), [1e-60, 1.0]) == functional.gaussian_blur(image, (3, 3), [1e-60, 1.0])
+    assert counted == []
+
+
+def test_pending_pixels_get_the_kernel_that_torch_computes():
+    """v1's and v2's kernels differ in last bits."""
+    got, image = [], Image.fromarray(noise(20, 30))
+    for _, _, function in lazy_blur.functions(lambda *step: got.append(step) or "changed"):
+        assert function(image, (5, 3), [0.4, 1.1]) == "changed"
+    kernels = [
+        module._get_gaussian_kernel2d([5, 3], [0.4, 1.1], dtype=torch.float32, device=torch.device("cpu"))
+        for module in (_functional_tensor, v2.functional._misc)
+    ]
+    fields = [{"height": 3, "width": 5, "weights": kernel.contiguous().numpy().tobytes()} for kernel in kernels]
+    assert got == [(image, "convolve", each) for each in fields]
+
+
+@pytest.mark.skipif(platform.machine() != "x86_64", reason="whose doubles flush as floats do")
+def test_where_the_smallest_numbers_are_0_images_are_blurred_at_once():
+    """They are not where others paint."""
+    steps, image = [], Image.fromarray(noise(20, 30))
+    _, _, function = next(lazy_blur.functions(lambda *step: steps.append(step)))
+    function(image, (3, 3), [0.1, 0.1])
+    assert len(steps) == 1
+    assert torch.set_flush_denormal(True)
+    try:
+        assert function(image, (3, 3), [0.1, 0.1]) == functional.gaussian_blur(image, (3, 3), [0.1, 0.1])
+    finally:
+        torch.set_flush_denormal(False)
+    assert len(steps) == 1
+
+
+def convolved(pixels, weights):
+    fields = {"height": weights.shape[0], "width": weights.shape[1], "weights": weights.tobytes()}
+    got = np.empty_like(pixels)
+    assert _core.apply_steps([("convolve", fields)], pixels.copy(), got)
+    return got
+
+
+@pytest.mark.usefixtures("level")
+def test_steps_round_the_sums_half_to_even_within_the_levels():
+    pixels = np.arange(768, dtype=np.uint32).astype(np.uint8).reshape(16, 16, 3)
+    for factor in (0.5, 1.5, -1.0, 3.0, 1 / 3, 1e36, 1e-45):
+        wanted = np.rint(np.float32(factor) * pixels.astype(np.float32)).clip(0, 255)
+        assert np.array_equal(convolved(pixels, np.full((1, 1), factor, np.float32)), wanted.astype(np.uint8))
+    weights = np.array([[3e38, -3e38, 0]], np.float32)
+    assert {*np.unique(convolved(pixels, weights))} <= {0, 255}  # sums are infinite, or no numbers, which is 0
+    weights = _functional_tensor._get_gaussian_kernel2d([9, 5], [1.1, 0.7], torch.float32, "cpu").numpy()
+    sums = np.empty((31, 40, 3), np.float32)
+    _core.convolve(noise(31, 40), np.ascontiguousarray(weights), sums)
+    assert np.array_equal(convolved(noise(31, 40), weights), np.rint(sums).astype(np.uint8))
+
+
+@pytest.mark.parametrize(
+    ("height", "width", "count", "value"),
+    [(2, 3, 6, 1), (3, 2, 6, 1), (0, 3, 0, 1), (3, 1001, 3003, 1), (3, 3, 8, 1), (3, 3, 10, 1), (1, 1, 1, np.nan)],
+)
+def test_other_weights_of_steps_are_refused(height, width, count, value):
+    weights = np.full(count, value, np.float32).tobytes()
+    with pytest.raises(ValueError, match="weights"):
+        _core.DrawPlan().add("convolve", height=height, width=width, weights=weights)
+    with pytest.raises(ValueError, match="weights"):
+        _core.DrawPlan().add("convolve", height=1, width=1)
+
+
+def test_steps_whose_weights_reach_beyond_the_mirror_do_not_fit():
+    fields = {"height": 1, "width": 7, "weights": np.ones(7, np.float32).tobytes()}
+    image = np.zeros((9, 3, 3), np.uint8)
+    assert not _core.apply_steps([("convolve", fields)], image, image)
+
+
 def test_a_patched_function_stays(monkeypatch):
     monkeypatch.setattr(functional, "gaussian_blur", lambda image, kernel_size, sigma: image)
-    assert len(list(lazy_blur.functions())) == 1
+    assert len(list(lazy_blur.functions(lambda *_: None))) == 1

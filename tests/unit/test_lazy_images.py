@@ -243,6 +243,15 @@ FUNCTIONS = {
     "blur of the edges alone": lambda image: functional.gaussian_blur(image, [61, 5], [1.2, 0.4]),
     "blurs": lambda image: (torch.manual_seed(5), [v1.GaussianBlur(23, (0.1, 2))(image) for _ in range(3)])[1],
     "v2 blurs": lambda image: (torch.manual_seed(6), [v2.GaussianBlur((3, 7))(image) for _ in range(3)])[1],
+    "blur between steps": lambda image: functional.equalize(
+        functional.hflip(functional.gaussian_blur(functional.adjust_hue(image, 0.2), [9, 3], [0.3, 2.0]))
+    ),
+    "v2 blur between steps": lambda image: v2.functional.adjust_contrast(
+        v2.functional.gaussian_blur(v2.functional.invert(image), [23, 23], [0.1, 0.5]), 1.7
+    ),
+    "blur of a blur": lambda image: v2.functional.gaussian_blur(functional.gaussian_blur(image, 5), [7, 7]),
+    "crop of a blur": lambda image: functional.gaussian_blur(image, 5).crop((3, 4, 22, 30)).resize((9, 9)),
+    "blur by keyword": lambda image: functional.gaussian_blur(image, (3, 3), sigma=(0.5, 0.5)),
     "blur of gray": lambda image: functional.gaussian_blur(image.convert("L"), [3, 3], [1.0, 1.0]),
     "even blur": lambda image: functional.gaussian_blur(image, [4, 3], [1.0, 1.0]),
     "blur by zero": lambda image: functional.gaussian_blur(image, [3, 3], [0.0, 1.0]),
@@ -297,6 +306,7 @@ def test_steps_of_the_kernels_do_not_decode_the_image():
     def pending(image):
         image = functional.adjust_hue(image.convert("RGB"), 0.1)
         image = ImageEnhance.Contrast(ImageOps.solarize(image)).enhance(0.4).filter(ImageFilter.GaussianBlur(1))
+        image = v2.functional.gaussian_blur(functional.gaussian_blur(image, [23, 23], [0.5, 0.5]), [3, 3], [0.1, 2.0])
         return type(vars(functional.affine(image, 20, [3, 4], 0.9, [5, 2]))["_im"]) is Pending
 
     assert lazily(pending, FILES["4:2:0"])

@@ -16,6 +16,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from PIL import Image
 from torchvision.transforms.v2 import functional
+from torchvision.transforms.v2.functional import _misc
 
 from fastload import _core
 from fastload.device.decode import files as decode
@@ -134,6 +135,11 @@ def gaussian(height: int, width: int, sigma: float = 2.0) -> tuple[str, dict[str
     return "random_gaussian", {"height": height, "width": width, "jitters": [(sigma, sigma), None, None, None]}
 
 
+def convolution(weights: np.ndarray[Any, Any]) -> dict[str, Any]:
+    height, width = weights.shape
+    return {"height": height, "width": width, "weights": weights.astype(np.float32).tobytes()}
+
+
 def sources(height: int, width: int) -> list[Image.Image]:
     return [functional.center_crop(Image.open(io.BytesIO(data)), [height, width]) for data in FILES]
 
@@ -157,6 +163,13 @@ MAPS = [[1.1, 0.2, -3.0, -0.1, 0.9, 2.0, 0.003, -0.002], [1.0, 0.0, 0.0, 0.0, 1.
 HOW = [{"sampling": sampling, "fill": (1, 200, 3)} for sampling in ("nearest", "bilinear", "bicubic")]
 BIG = [{"matrix": [float("inf"), 1.0, 0.0, 1e9, float("nan"), 0.0], **how} for how in HOW[1:]]
 MARGINS = {"constant": (3, 0, 40, 9), "edge": (3, 0, 40, 9), "reflect": (16, 30, 5, 1), "symmetric": (17, 31, 0, 2)}
+WEIGHTS = [
+    np.random.default_rng(rows).normal(0, 3 / rows, (rows, columns))
+    for rows, columns in ((1, 1), (3, 5), (5, 7), (23, 23), (33, 61), (1, 61), (33, 1))
+]
+# Sums of areas of one colour are what rounding leaves of large products, which is levels, and others in another order.
+_large = np.random.default_rng(7).normal(0, 1e6, (7, 9))
+WEIGHTS.append(_large - _large.mean() + 1e-2)
 RADII = [(0, 0), (2.0, 0), (0, 0.3), (0.1, 1.9), (7.5, 40.0), (60.0, 3.0), (1e5, 3e3)]
 KINDS: dict[str, list[dict[str, Any]]] = {
     "brightness": FACTORS,
@@ -188,6 +201,7 @@ KINDS: dict[str, list[dict[str, Any]]] = {
     "affine": [*({"matrix": matrix, **how} for matrix in MATRICES for how in HOW), *BIG],
     "perspective": [{"coefficients": numbers, **how} for numbers in MAPS for how in HOW],
     "gaussian_blur": [{"radii": radii} for radii in RADII],
+    "convolve": [convolution(weights) for weights in (*WEIGHTS, *(np.array([[one]]) for one in (0.5, 1e36, 1e-40)))],
     "pad": [{"margins": margins, "mode": mode, "fill": (9, 8, 7)} for mode, margins in MARGINS.items()],
 }
 # Without torch's bits for every size: the core computes what torch does for others.
@@ -204,8 +218,8 @@ def test_kinds_are_all(run):
 def test_every_kind_gives_the_bits_of_the_threads_and_pillow(run, kind):
     for fields, size in zip(KINDS[kind], itertools.cycle(SIZES), strict=False):
         top, left, bottom, right = fields.get("margins", (0, 0, 0, 0))
-        if kind == "pad":
-            size = SIZES[0]  # for which the margins are
+        if kind in ("pad", "convolve"):
+            size = SIZES[0]  # for which the margins and weights are
         height, width = size[::-1] if kind in ("rotate_90", "rotate_270") else size
         got = run([(kind, fields)], size, (height + top + bottom, width + left + right))
         if kind in REFERENCES and kind not in OWN_BITS:
@@ -241,6 +255,21 @@ def test_gaussian_filters(run, taps):
         run([gaussian(*taps, sigma)], (17, 31))
 
 
+@pytest.mark.parametrize("taps", [(3, 3), (9, 9), (23, 23), (5, 61)])
+def test_convolutions_are_torchvisions_blur(run, taps):
+    """With the kernels that it computes, between other steps."""
+    height, width = taps
+    for sigma in (0.1, 0.7, 2.0):
+        how = [width, height], [sigma, 1.3 * sigma]
+        kernel = _misc._get_gaussian_kernel2d(*how, dtype=torch.float32, device=torch.device("cpu"))
+        step = "convolve", convolution(kernel.numpy())
+        got = run([INVERT, ("flip_vertical", {}), step, ("rotate_180", {})], (30, 31))
+        for image, pixels in zip(sources(30, 31), got, strict=True):
+            turned = functional.vertical_flip(functional.invert(image))
+            wanted = functional.gaussian_blur(turned, *how).transpose(Image.Transpose.ROTATE_180)
+            assert np.array_equal(np.asarray(wanted), pixels)
+
+
 def test_crops_in_a_step(run):
     crop = {"height": 8, "width": 13}
     for chain in ([("random_crop_v1", crop)], [("random_crop_v1", crop), ("flip_vertical", {})]):
@@ -267,6 +296,9 @@ def chains(draw: Any) -> tuple[Chain, tuple[int, int], tuple[int, int]]:
             height = draw(st.integers(1, height if kind == "random_crop_v1" else 50))
             width = draw(st.integers(1, width if kind == "random_crop_v1" else 50))
             fields = {"height": height, "width": width}
+        elif kind == "convolve":
+            shape = [2 * draw(st.integers(0, min(side - 1, 6))) + 1 for side in (height, width)]
+            fields = convolution(np.random.default_rng(draw(st.integers(0, 99))).normal(0.1, 0.1, shape))
         else:
             fields = draw(st.sampled_from(KINDS[kind]))
             if kind in ("rotate_90", "rotate_270"):
@@ -295,10 +327,21 @@ def test_parts_of_a_batch(run, monkeypatch):
         ([resize(1400, 1400), INVERT, resize(10, 1600)], (10, 1600)),  # by way of 1400 x 1600
         ([INVERT, ("pad", {"margins": (1600, 1400, 0, 0)})], (1617, 1431)),
         ([resize(1100, 1000), gaussian(3, 3)], (1100, 1000)),  # by way of twice as much
+        ([resize(400, 400), ("convolve", convolution(np.full((29, 29), 1e-3)))], (400, 400)),
         ([resize(40, 5600, "bilinear"), INVERT, resize(40, 10)], (40, 10)),
         ([resize(5600, 40, "bilinear"), INVERT, resize(10, 40)], (10, 40)),
     ],
-    ids=["far away", "large", "enlarged", "enlarged between", "large margins", "large filter", "wide", "high"],
+    ids=[
+        "far away",
+        "large",
+        "enlarged",
+        "enlarged between",
+        "large margins",
+        "large filter",
+        "many products",
+        "wide",
+        "high",
+    ],
 )
 def test_threads_run_what_the_kernel_does_not(pool, chain, out):
     staged = Staged(pool, chain, 17, 31, out, count=1, pass_rule="horizontal_first")
@@ -315,6 +358,8 @@ def test_threads_run_what_the_kernel_does_not(pool, chain, out):
         ([INVERT, ("pad", {"margins": (17, 0, 0, 0), "mode": "reflect"})], (34, 31)),
         ([gaussian(35, 1)], (17, 31)),
         ([gaussian(1, 63)], (17, 31)),
+        ([("convolve", convolution(np.ones((35, 1))))], (17, 31)),
+        ([("convolve", convolution(np.ones((1, 63))))], (17, 31)),
     ],
     ids=[
         "another height",
@@ -322,6 +367,8 @@ def test_threads_run_what_the_kernel_does_not(pool, chain, out):
         "margins beyond the mirror",
         "a filter beyond the mirror",
         "the same in a step",
+        "weights beyond the mirror",
+        "the same along a row",
     ],
 )
 def test_what_does_not_fit_is_an_error_as_on_the_threads(pool, chain, out):
@@ -353,6 +400,9 @@ def test_a_second_image_has_room_only_where_it_is_needed(pool):
         used(turn, INVERT) == used(("gaussian_blur", {"radii": (1, 1)})) == used(INVERT, resize(5, 5), resize(16, 32))
     )
     assert used(turn, INVERT) == 2 * image
+    weights = "convolve", convolution(np.ones((3, 3)))
+    assert used(weights) == image
+    assert used(weights, INVERT) == 2 * image
     assert used(gaussian(3, 3)) == 4 * image  # whose pixels take twice as much
 
 

@@ -171,6 +171,57 @@ __device__ __noinline__ void filter(const Words& in, const StagedStep& step, con
   });
 }
 
+// Adds up all products of a pixel one after the other, each with one rounding, as csrc/image/filters/convolve.cpp: for
+// the pixels of a column, so that few weights are loaded for a pixel of the source. Products with the zeros around the
+// weights leave sums as they are. `column(j)` is the source's of the weights' column j.
+template <typename Column>
+__device__ __forceinline__ void sum_up(const Words& in, const StagedStep& step, const u8* data, int top, Column column,
+                                       float (&sums)[kConvolvedRows][kChannels]) {
+  const int rows = step.numbers[0], quads = (step.numbers[1] + 3) / 4;
+  const float4* const weights = reinterpret_cast<const float4*>(data + step.data);
+  for (int i = 0; i < rows + kConvolvedRows - 1; ++i) {  // rows of the source
+    const u32* const row = in.pixels + reflected(top + i - rows / 2, in.height) * in.width;
+    for (int quad = 0; quad < quads; ++quad) {
+      float4 factors[kConvolvedRows];
+#pragma unroll
+      for (int k = 0; k < kConvolvedRows; ++k) factors[k] = weights[(i - k + kConvolvedRows - 1) * quads + quad];
+#pragma unroll
+      for (int j = 0; j < 4; ++j) {
+        const u32 pixel = row[column(4 * quad + j)];
+#pragma unroll
+        for (int c = 0; c < kChannels; ++c) {
+          const float level = static_cast<float>(channel_of(pixel, c));
+#pragma unroll
+          for (int k = 0; k < kConvolvedRows; ++k) {
+            const float4& four = factors[k];
+            sums[k][c] = fmaf(level, j == 0 ? four.x : j == 1 ? four.y : j == 2 ? four.z : four.w, sums[k][c]);
+          }
+        }
+      }
+    }
+  }
+}
+
+__device__ __noinline__ void convolved(const Words& in, const StagedStep& step, const u8* data, const Sink& to) {
+  const int columns = step.numbers[1], padded = (columns + 3) / 4 * 4;
+  const int groups = (in.height + kConvolvedRows - 1) / kConvolvedRows;
+  for (int task = static_cast<int>(threadIdx.x); task < groups * in.width; task += kStepThreads) {
+    const int x = task % in.width, top = task / in.width * kConvolvedRows, left = x - columns / 2;
+    float sums[kConvolvedRows][kChannels] = {};
+    if (left >= 0 && left + padded <= in.width) {
+      sum_up(in, step, data, top, [=](int j) { return left + j; }, sums);
+    } else {
+      sum_up(in, step, data, top, [=, width = in.width](int j) { return reflected(left + j, width); }, sums);
+    }
+#pragma unroll
+    for (int k = 0; k < kConvolvedRows; ++k) {
+      int levels[kChannels];
+      for (int c = 0; c < kChannels; ++c) levels[c] = within_levels(rintf(sums[k][c]));
+      if (top + k < in.height) to.put((top + k) * in.width + x, joined(levels[0], levels[1], levels[2]));
+    }
+  }
+}
+
 __device__ __noinline__ void resize(const Words& in, const StagedStep& step, const u8* data, u32* between,
                                     const Sink& to) {
   const int top = step.numbers[0], left = step.numbers[1], height = step.numbers[2], width = step.numbers[3];

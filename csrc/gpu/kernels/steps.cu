@@ -117,6 +117,10 @@ extern "C" __global__ void __launch_bounds__(kStepThreads, 2)
       }
       case StagedKind::resize: resize(in, step, data, there, same); break;
       case StagedKind::filter: filter(in, step, data, there, same); break;
+      case StagedKind::convolve:
+        convolved(in, step, data, other);
+        moved = true;
+        break;
     }
     __syncthreads();
     if (moved) {

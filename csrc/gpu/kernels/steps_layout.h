@@ -28,9 +28,13 @@ enum class StagedKind : int {
   blur,       // numbers: radius, weights of a whole pixel and of a part, along x and then y; weight 0: not
   resize,     // data, more: axes as in StagedImage; numbers: top, left, height, width, whether columns first
   filter,     // data, more: weights along x and y; numbers: how many, fractional bits; along x and then y
+  convolve,   // data: weights, row by row; numbers: their height and width
 };
 
 constexpr int kStagedNumbers = 6;
+// A thread convolves so many pixels of a column. For all but the first, so many less one rows of zeros come before the
+// weights, and for all but the last behind them. Rows end with zeros, up to a multiple of four.
+constexpr int kConvolvedRows = 4;
 
 struct StagedStep {
   StagedKind kind;

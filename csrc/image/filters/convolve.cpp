@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cmath>
 #include <cstddef>
+#include <cstdint>
 #include <vector>
 
 #if defined(__x86_64__)
@@ -95,9 +96,18 @@ int mirrored(int position, int size) {
   return position >= size ? 2 * size - 2 - position : position;
 }
 
-}  // namespace
+// Added to a level, it leaves no bits for a fraction. Rounds in a loop without calls, which rint() needs before SSE4.1.
+constexpr float kNoFraction = 12582912.0f;  // 1.5 * 2^23: its lowest byte is 0
 
-bool convolve(const ConstImage& in, const Weights& weights, float* out) {
+// To the nearest level, half to even; not a number is 0.
+std::uint8_t rounded(float sum) {
+  const float within = sum > 0.0f ? std::min(sum, 255.0f) : 0.0f;
+  return static_cast<std::uint8_t>(static_cast<int>(within + kNoFraction));
+}
+
+// Makes each row of sums in the memory that `begin(y)` returns, and calls `end(y)` then.
+template <typename Begin, typename End>
+bool convolve_rows(const ConstImage& in, const Weights& weights, Begin begin, End end) {
   const int down = weights.height / 2, across = weights.width / 2, count = 3 * in.width;
   if (down >= in.height || across >= in.width) return false;
   const auto sum_up = summer();
@@ -116,9 +126,24 @@ bool convolve(const ConstImage& in, const Weights& weights, float* out) {
       }
     }
     for (int i = 0; i < weights.height; ++i) rows[static_cast<std::size_t>(i)] = row(mirrored(y - down + i, in.height));
-    sum_up(rows.data(), weights, out + static_cast<std::size_t>(count) * static_cast<std::size_t>(y), count);
+    sum_up(rows.data(), weights, begin(y), count);
+    end(y);
   }
   return true;
+}
+
+}  // namespace
+
+bool convolve(const ConstImage& in, const Weights& weights, float* out) {
+  const std::size_t count = 3 * static_cast<std::size_t>(in.width);
+  const auto row = [&](int y) { return out + count * static_cast<std::size_t>(y); };
+  return convolve_rows(in, weights, row, [](int) {});
+}
+
+bool convolve(const ConstImage& in, const Weights& weights, const Image& out) {
+  std::vector<float> sums(3 * static_cast<std::size_t>(in.width));
+  const auto round = [&](int y) { std::transform(sums.begin(), sums.end(), out.row(y), rounded); };
+  return convolve_rows(in, weights, [&](int) { return sums.data(); }, round);
 }
 
 }  // namespace fastload

@@ -17,5 +17,7 @@ struct Weights {
 // with a single rounding (fma). Beyond the edges comes the mirrored image. Returns false if half of the weights' side
 // is not smaller than the image's, so that the image cannot be mirrored.
 bool convolve(const ConstImage& in, const Weights& weights, float* out);
+// The same, of sums rounded half to even, within the levels. `out` must not overlap `in`.
+bool convolve(const ConstImage& in, const Weights& weights, const Image& out);
 
 }  // namespace fastload

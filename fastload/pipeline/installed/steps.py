@@ -51,6 +51,12 @@ def _affine_by(module: str) -> Callable[..., Any]:
     return affine
 
 
+def _convolve(image: Image.Image, **fields: Any) -> Image.Image:
+    levels = np.array(image)
+    _core.apply_steps([("convolve", fields)], levels, levels)
+    return Image.fromarray(levels)
+
+
 def _on_tensor(name: str) -> Callable[..., np.ndarray[Any, Any]]:
     def function(image: Image.Image | torch.Tensor, **fields: Any) -> np.ndarray[Any, Any]:
         tensor = functional.pil_to_tensor(image) if isinstance(image, Image.Image) else image
@@ -84,6 +90,7 @@ REFERENCES: Final[dict[str, Callable[..., Any]]] = {
         image.size, Image.Transform.PERSPECTIVE, coefficients, Image.Resampling[sampling.upper()], fillcolor=fill
     ),
     "gaussian_blur": lambda image, radii: image.filter(ImageFilter.GaussianBlur(radii)),
+    "convolve": _convolve,  # the core's own, as torch's depends on its settings; lazy/blur.py compares the two
     "pad": _pad,
     "torch_brightness": _on_tensor("adjust_brightness"),
     "torch_contrast": _on_tensor("adjust_contrast"),

@@ -296,7 +296,6 @@ bool on_fault(void* address) {
   Arena& all = *arena.load();
   if (address < all.begin || address >= all.begin + all.chunks * kChunk) return false;
   Slot* slot = nullptr;
-  bool by_painter = true;
   {
     const Locked lock;
     slot = slot_at(all, address);
@@ -305,21 +304,15 @@ bool on_fault(void* address) {
     if (state == kFree || state == kFailed) return false;
     if (state == kPainted) return ++slot->faults_when_painted < kMostFaultsWhenPainted;
     if (state == kArmed) {
-      slot->state.store(kPainting);
       if (!all.has_painter) all.has_painter = start_painter();
-      by_painter = all.has_painter;
-      if (by_painter) {
-        slot->next = std::exchange(all.requests, slot);
-        all.requests_made.fetch_add(1);
-      }
+      if (!all.has_painter) return false;
+      slot->state.store(kPainting);
+      slot->next = std::exchange(all.requests, slot);
+      all.requests_made.fetch_add(1);
     }
   }
-  if (by_painter) {
-    wake_all(all.requests_made);
-    wait_while(slot->state, kPainting);
-  } else {
-    paint_for_access(*slot);
-  }
+  wake_all(all.requests_made);
+  wait_while(slot->state, kPainting);
   return slot->state.load() != kFailed;
 }
 

@@ -84,8 +84,8 @@ class DeferredMemory:
     def painted(self) -> bool: ...
     @property
     def address(self) -> int: ...
-    # Paints it now and returns each image's status. If one is not 0, nothing is painted: call it again with that image's
-    # levels, (H, W, 3) uint8. Releases the GIL.
+    # Paints it now and returns each image's status. If one is not 0, nothing is painted: call it again with that
+    # image's levels, (H, W, 3) uint8. Releases the GIL.
     def paint(self, levels: Sequence[tuple[int, _Array]] = ()) -> bytes: ...
     # A DLPack capsule, which keeps the memory. Strides are in values; names are torch's: uint8, float32, bfloat16.
     def array(self, shape: Sequence[int], strides: Sequence[int], dtype_name: str) -> Any: ...
@@ -96,8 +96,8 @@ class DeferredMemory:
 def deferred_memory_at(address: int) -> DeferredMemory | None: ...
 
 # Makes this process handle memory faults, and says whether it can have deferred memory. `decoder`: a command line that
-# decodes an image that the core does not, see csrc/deferred/other_decoder.h. Idempotent: also installs the handler again
-# if another action was installed meanwhile, which is asked then for other faults.
+# decodes an image that the core does not, see csrc/deferred/other_decoder.h. Idempotent. Installs the handler again if
+# another action was installed meanwhile, which is asked then for other faults.
 def guard_pages(decoder: Sequence[str] = ()) -> bool: ...
 
 # Whether faults of this thread would be handled now.

@@ -12,7 +12,6 @@
 #include <climits>
 #include <csignal>
 #include <cstdio>
-#include <cstring>
 
 #include <linux/futex.h>
 #include <pthread.h>
@@ -65,6 +64,16 @@ constexpr int kMostFaultsWhenPainted = 4096;
 // A painted slot splits the mapping that it lies in. As many mappings are left to others.
 constexpr long kMappingsPerSlot = 4;
 
+// A page that a process gets costs about 1 us the first time, which is more than what is written to it. So this much is
+// kept of those that were freed.
+constexpr std::size_t kMostSpareBytes = std::size_t{64} << 20;
+
+// Pages that are kept; this stands in them.
+struct SparePages {
+  SparePages* next = nullptr;
+  std::size_t bytes = 0;
+};
+
 // Slots of one size.
 struct Region {
   std::uint8_t* begin = nullptr;
@@ -91,6 +100,8 @@ struct Arena {
   std::array<Region*, kMostChunks> region_of{};  // by chunk
   std::array<Slot*, kClasses> free_slots{};
   long armed = 0, most_armed = 0;
+  std::array<SparePages*, kClasses> spare_pages{};
+  std::size_t spare_bytes = 0;
 
   // The painter is a thread of its own: it has a stack of a known size, and the core's thread-local memory is not in
   // use there, as it may be on the thread that faults.
@@ -159,6 +170,40 @@ bool make_inaccessible(void* begin, std::size_t bytes) {
   return mmap(begin, bytes, PROT_NONE, kFlags, -1, 0) != MAP_FAILED;
 }
 
+// Readable pages with any contents, which are to become a slot's; null if there is no memory.
+std::uint8_t* pages_for(const Slot& slot) {
+  {
+    const Locked lock;
+    Arena& all = *arena.load();
+    SparePages*& spare = all.spare_pages[static_cast<std::size_t>(slot.size_class)];
+    if (spare != nullptr && spare->bytes == slot.bytes) {
+      all.spare_bytes -= slot.bytes;
+      return reinterpret_cast<std::uint8_t*>(std::exchange(spare, spare->next));
+    }
+  }
+  return map_readable(slot.bytes);
+}
+
+// Takes a painted slot's pages away. Requires the lock. False: they are still there.
+bool take_pages(Arena& all, const Slot& slot) {
+#ifdef MREMAP_DONTUNMAP
+  SparePages*& first = all.spare_pages[static_cast<std::size_t>(slot.size_class)];
+  if (first != nullptr && first->bytes != slot.bytes) {
+    all.spare_bytes -= first->bytes;
+    SparePages* other = std::exchange(first, first->next);
+    munmap(other, other->bytes);
+  }
+  if (all.spare_bytes + slot.bytes <= kMostSpareBytes) {
+    void* moved = mremap(slot.begin, slot.bytes, slot.bytes, MREMAP_MAYMOVE | MREMAP_DONTUNMAP, nullptr);
+    if (moved != MAP_FAILED) {
+      first = new (moved) SparePages{first, slot.bytes};
+      all.spare_bytes += slot.bytes;
+    }
+  }
+#endif
+  return make_inaccessible(slot.begin, slot.bytes);
+}
+
 // All at once: another thread sees none of the pages, or all. Frees the old place.
 bool move_pages(void* from, std::size_t bytes, void* to) {
   return mremap(from, bytes, bytes, MREMAP_MAYMOVE | MREMAP_FIXED, to) == to;
@@ -191,7 +236,7 @@ Status paint_elsewhere(const TensorProgram& program, std::size_t image, std::uin
 // Paints a slot whose state is kPainting, for a thread that cannot go on else.
 void paint_for_access(Slot& slot) {
   const TensorProgram& program = *slot.program;
-  std::uint8_t* pages = map_readable(slot.bytes);
+  std::uint8_t* pages = pages_for(slot);
   Status status = pages == nullptr ? Status::unsupported : Status::ok;
   for (std::size_t i = 0; i < program.images.size() && status == Status::ok; ++i) {
     std::uint8_t* out = pages + i * program.image_bytes();
@@ -251,7 +296,6 @@ bool on_fault(void* address) {
   Arena& all = *arena.load();
   if (address < all.begin || address >= all.begin + all.chunks * kChunk) return false;
   Slot* slot = nullptr;
-  bool by_painter = true;
   {
     const Locked lock;
     slot = slot_at(all, address);
@@ -260,21 +304,15 @@ bool on_fault(void* address) {
     if (state == kFree || state == kFailed) return false;
     if (state == kPainted) return ++slot->faults_when_painted < kMostFaultsWhenPainted;
     if (state == kArmed) {
-      slot->state.store(kPainting);
       if (!all.has_painter) all.has_painter = start_painter();
-      by_painter = all.has_painter;
-      if (by_painter) {
-        slot->next = std::exchange(all.requests, slot);
-        all.requests_made.fetch_add(1);
-      }
+      if (!all.has_painter) return false;
+      slot->state.store(kPainting);
+      slot->next = std::exchange(all.requests, slot);
+      all.requests_made.fetch_add(1);
     }
   }
-  if (by_painter) {
-    wake_all(all.requests_made);
-    wait_while(slot->state, kPainting);
-  } else {
-    paint_for_access(*slot);
-  }
+  wake_all(all.requests_made);
+  wait_while(slot->state, kPainting);
   return slot->state.load() != kFailed;
 }
 
@@ -384,7 +422,7 @@ DeferredMemory::~DeferredMemory() {
     program = std::move(slot_->program);
     slot_->user = nullptr;
     --all.armed;
-    if (slot_->state.load() == kPainted && !make_inaccessible(slot_->begin, slot_->bytes)) {
+    if (slot_->state.load() == kPainted && !take_pages(all, *slot_)) {
       slot_->state.store(kFailed);  // such pages must not be used again
       return;
     }
@@ -426,7 +464,7 @@ std::vector<Status> DeferredMemory::paint(const std::vector<const std::uint8_t*>
     break;
   }
   const TensorProgram& program = *slot_->program;
-  std::uint8_t* pages = map_readable(slot_->bytes);
+  std::uint8_t* pages = pages_for(*slot_);
   bool complete = pages != nullptr;
   for (std::size_t i = 0; i < statuses.size() && pages != nullptr; ++i) {
     std::uint8_t* out = pages + i * program.image_bytes();

@@ -1,7 +1,6 @@
 """Decode a file by Pillow, for a process that cannot call Python at the moment: standard input to standard output.
 
-Arguments: ``ImageFile.LOAD_TRUNCATED_IMAGES``, and the folders of ``sys.path``. Writes height and width, and the pixels.
-Needs Pillow only, and starts in a moment.
+Arguments: ``ImageFile.LOAD_TRUNCATED_IMAGES``, and the folders of ``sys.path``. Writes height, width, and the pixels.
 """
 
 from __future__ import annotations

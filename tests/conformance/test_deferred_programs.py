@@ -2,13 +2,27 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 from pathlib import Path
 from typing import Any
 
 import pytest
-from deferred.files import write_files
-from deferred.outcomes import Cases, differences, outcomes
+from deferred.collates import (
+    COLLATES,
+    Caches,
+    ChangesTheImage,
+    KeepsLast,
+    Photos,
+    ReusesOneTensor,
+    States,
+    Stream,
+    WholeBatches,
+    collate_in_turn,
+)
+from deferred.files import DAMAGED, write_files
+from deferred.odd_programs import odd_programs
+from deferred.outcomes import PLAIN, Cases, differences, epochs, outcomes
 from deferred.programs import Program, Runs
 from deferred.random_programs import program
 from references import kept
@@ -24,16 +38,57 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write_files(tmp_path_factory.mktemp("files"))
 
 
-def compare(programs: list[Program], folder: Path, *, catches: bool = True, **options: Any) -> None:
+def compare(programs: list[Program], folder: Path, *, catches: bool = True, seeds: bool = True, **options: Any) -> None:
     """Run programs in the workers of both loaders, and name those whose outcomes differ."""
-    cases = Cases(Runs(programs, folder), len(programs), folder, folder / "journal", catches)
+    cases = Cases(Runs(programs, folder), len(programs), folder, folder / "journal", catches, seeds)
     theirs = kept(lambda: outcomes(DataLoader, cases, **options))
     differing = differences(outcomes(ours, cases, **options), theirs, lambda at: str(programs[at]))
     assert differing == "", differing
 
 
+def test_programs_written_by_hand(folder):
+    compare(odd_programs(), folder)
+
+
 def test_random_programs(folder):
     compare([program(seed) for seed in range(500)], folder)
+
+
+def test_programs_whose_errors_reach_the_loader(folder):
+    some = [dataclasses.replace(program(seed), file=DAMAGED[seed % len(DAMAGED)]) for seed in range(600, 642)]
+    compare(some, folder, catches=False, batch_size=1)
+
+
+def test_generators_go_on_from_program_to_program(folder):
+    compare([program(seed) for seed in range(700, 780)], folder, seeds=False, batch_size=5)
+
+
+def compare_epochs(dataset: Any, **options: Any) -> None:
+    """Compare batches, errors and states of two epochs."""
+    options = {"num_workers": 2, "batch_size": 4, **options}
+    theirs = kept(lambda: epochs(DataLoader(dataset, **options)))
+    differing = differences(epochs(ours(dataset, **options)), theirs, lambda at: f"batch {at}")
+    assert differing == "", differing
+
+
+def test_collate_functions(folder):
+    """Each works in both epochs with other transforms, as their numbers have no common factor."""
+    compare_epochs(Photos(folder, 4 * (PLAIN + len(COLLATES))), collate_fn=collate_in_turn)
+
+
+KINDS = [KeepsLast, Caches, ReusesOneTensor, WholeBatches, ChangesTheImage, States, Stream]
+
+
+@pytest.mark.parametrize(
+    ("kind", "persistent"),
+    [
+        pytest.param(kind, persistent, marks=[pytest.mark.slow] if (at + persistent) % 2 else [])
+        for at, kind in enumerate(KINDS)
+        for persistent in (False, True)
+    ],
+)
+def test_datasets_that_keep_share_or_change(folder, kind, persistent):
+    compare_epochs(kind(folder, 38), persistent_workers=persistent)
 
 
 @pytest.mark.slow

@@ -66,7 +66,8 @@ def described(value: Any, storages: list[int] | None = None) -> Any:
         return kind, [(field.name, described(getattr(value, field.name), storages)) for field in fields]
     if value is None or isinstance(value, str | int):
         return (kind, normal(value)) if isinstance(value, str) else (kind, value)
-    return (kind, described(vars(value), storages)) if hasattr(value, "__dict__") else (kind, normal(repr(value)))
+    is_ours = type(value).__module__.split(".")[0] in ("deferred", "types")
+    return (kind, described(vars(value), storages)) if is_ours else (kind, normal(repr(value)))
 
 
 def _described_tensor(value: torch.Tensor, storages: list[int]) -> Any:
@@ -93,6 +94,7 @@ def raised(error: BaseException) -> tuple[str, str, list[str]]:
         frames = traceback.extract_tb(error.__traceback__)
         lines = [(frame.filename, str(frame.lineno)) for frame in frames]
     lines = [f"{Path(name).name}:{line}" for name, line in lines if _is_of_a_case(name)]
+    error.__traceback__ = None  # its frames are a cycle with it, in which workers would live on
     return type(error).__name__, normal(text), lines
 
 
@@ -126,10 +128,11 @@ class Cases(Dataset):
     """Numbered cases; indices above are plain samples.
 
     Args:
-        run: Makes a sample; gets a case's number. The generators are seeded before, so that each case is alone.
+        run: Makes a sample; gets a case's number.
         folder: Of the image files.
         journal: A file that names cases as they begin.
         catches: Whether an error is returned as the sample, else it is raised.
+        seeds: Whether each case begins with generators of its own, else they go on.
     """
 
     run: Callable[[int], Any]
@@ -137,6 +140,7 @@ class Cases(Dataset):
     folder: Path
     journal: Path
     catches: bool = True
+    seeds: bool = True
 
     def __len__(self) -> int:
         return self.count
@@ -147,7 +151,8 @@ class Cases(Dataset):
             return {"number": -1, "value": _plain(image)}
         with open(self.journal, "ab", buffering=0) as file:
             file.write(b"%d %d\n" % (os.getpid(), index))
-        seed_all(index)
+        if self.seeds:
+            seed_all(index)
         with warnings.catch_warnings(record=True) as caught:
             warnings.simplefilter("always")
             try:
@@ -179,6 +184,7 @@ def outcomes(
     left, found = list(range(cases.count)), {}
     plain = [cases.count + at for at in range(PLAIN * num_workers * batch_size)]
     how = {"num_workers": num_workers, "batch_size": batch_size, "timeout": HANGS_S, "collate_fn": as_list, **options}
+    seed_all(5)
     while left:
         cases.journal.write_bytes(b"")
         order = plain + left
@@ -221,6 +227,29 @@ def _culprit(end: str, journal: Path, left: list[int]) -> int:
     begun = [tuple(map(int, line.split())) for line in journal.read_text().splitlines()]
     last = [number for pid, number in begun if dead and pid == int(dead[1]) and number in left]
     return last[-1] if last else left[0]
+
+
+def epochs(loader: DataLoader[Any], count: int = 2) -> list[Any]:
+    """Describe the batches and errors of some epochs, and the generators' states after each."""
+    seen: list[Any] = []
+    seed_all(5)
+    for _ in range(count):
+        iterator = iter(loader)
+        while True:
+            try:
+                seen.append(described(next(iterator)))
+            except StopIteration:
+                break
+            except Exception as error:
+                seen.append(raised(error))
+                if _DEAD.search(str(error)):
+                    return seen
+        seen.append(generator_states())
+    del iterator
+    close = getattr(loader, "close", None)
+    if close is not None:
+        close()
+    return seen
 
 
 def differences(ours: Sequence[Any], theirs: Sequence[Any], name: Callable[[int], str]) -> str:

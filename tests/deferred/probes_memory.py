@@ -65,12 +65,12 @@ enter_all(
         "untyped_storage_refs": lambda x: x.untyped_storage()._weak_ref() != 0,
         "untyped_storage_view": lambda x: torch.tensor([], dtype=torch.uint8).set_(x.untyped_storage()),
         "untyped_storage_byteswap": lambda x: _swapped(x.clone()),
-        "typed_storage_list": lambda x: x.storage()[500:999].tolist(),
+        "typed_storage_list": lambda x: x.storage().tolist()[500:999],
         "typed_storage_item": lambda x: x.storage()[17],
-        "typed_storage_clone": lambda x: x.storage().clone()[500:599].tolist(),
+        "typed_storage_clone": lambda x: [x.storage().clone()[at] for at in range(500, 520)],
         "typed_storage_facts": lambda x: _facts(x.storage()),
         "typed_storage_repr": lambda x: repr(x.storage())[:500],
-        "typed_storage_to_double": lambda x: x.storage().double()[500:599].tolist(),
+        "typed_storage_to_double": lambda x: x.storage().double()[517],
         "typed_storage_private": lambda x: x._typed_storage()._untyped_storage.nbytes(),
         "typed_storage_pickle": lambda x: x.storage().pickle_storage_type() if x.is_floating_point() else 0,
         "storage_of_empty_view": lambda x: x[:0].untyped_storage()[5000:6000].tolist(),
@@ -97,7 +97,7 @@ enter_all(
 
 
 def _compared(x: torch.Tensor, y: torch.Tensor) -> Any:
-    return _libc.memcmp(x.data_ptr(), y.data_ptr(), _nbytes(x))
+    return _libc.memcmp(x.data_ptr(), y.data_ptr(), _nbytes(x)), y
 
 
 def _facts(storage: Any) -> Any:
@@ -273,7 +273,7 @@ def compared_with_a_map(x):
     with mmap.mmap(-1, _nbytes(x)) as memory:
         memory.write(x.clone().numpy().tobytes())
         found = memory.find(x.numpy().tobytes()[:100])
-        return found, memory[:] == x.numpy().tobytes()
+        return found, memory[:] == x.numpy().tobytes(), memory[:500]
 
 
 @probe

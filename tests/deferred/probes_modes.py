@@ -139,7 +139,7 @@ enter_all(
         "functorch_grad_with_it_inside": lambda x: torch.func.grad(lambda w: (w * x).sum())(torch.ones(3, 48, 48)),
         "functorch_jvp": lambda x: torch.func.jvp(torch.sin, (x,), (x,)),
         "functorch_vjp": lambda x: torch.func.vjp(torch.sin, x)[1](torch.ones_like(x)),
-        "functorch_jacrev": lambda x: torch.func.jacrev(lambda y: y.sum((1, 2)))(x[:, :3, :3]),
+        "functorch_jacrev": lambda x: torch.func.jacrev(lambda y: (y * y).sum((1, 2)))(x[:, :3, :3]),
         "functorch_functionalize": lambda x: torch.func.functionalize(lambda y: y.clone().mul_(2))(x),
         "functional_call": lambda x: torch.func.functional_call(torch.nn.Flatten(0), {}, (x,)),
         # modes of functions

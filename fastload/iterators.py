@@ -349,6 +349,7 @@ class TorchDeviceIterator(DeviceIterator):
             tuple_type=_pinned_tuple_type() if asked_to_pin else None,
             slots=slots,
             borrows=loader.num_workers == 0,
+            painter=None if slots is None else state.painter(loader, route, slots),
             images_of=None if tail is None else pixel_images(tail.table, layout_of(loader.memory_format)),
         )
         writer = None if slots is None else SlotWriter(slots.handle)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import functools
 import os
 import threading
 import weakref
@@ -33,6 +34,7 @@ if TYPE_CHECKING:
     from fastload.device.decode.choice import DecodeChoice
     from fastload.device.decode.files import Decoder
     from fastload.device.decode.policy import DecodePolicy
+    from fastload.device.decode.received import Painter
     from fastload.memory.buffers import BufferPool
     from fastload.options import LoaderConfig
     from fastload.pipeline.recipe import Recipe
@@ -73,6 +75,7 @@ class LoaderState:
         self._index: tuple[int, _core.JpegIndex] | None = None  # with its process; a fork may copy held locks
         self._decoders: dict[torch.device, Decoder | str] = {}  # or why there is none
         self.decode_policies: dict[torch.device, DecodePolicy] = {}
+        self._painter: Painter | None = None
         self._indexed = 0, 0  # bytes of the index and images, once it is closed
         self._sized: tuple[int, Stats] | None = None  # last chosen number of workers, and the statistics then
 
@@ -98,6 +101,18 @@ class LoaderState:
             Finalizer(self, self.slots.close)
         self.slots.reclaim()
         return self.slots
+
+    def painter(self, loader: LoaderConfig[Any], route: Route, slots: SlotPool) -> Painter | None:
+        """Return what lets workers stage deferred tensors in slots; kept with these across epochs."""
+        if loader.decode == "cpu" or not route.is_lazy or route.not_on_gpu is not None:
+            return None
+        if self._painter is None or self._painter.slots is not slots:
+            from fastload.deferred.staging import paint_images
+            from fastload.device.decode.received import Painter
+
+            make_decoder = functools.partial(self.decoder, loader, route.device, None)
+            self._painter = Painter(make_decoder, slots, paint_images, loader.memory_format)
+        return self._painter
 
     @property
     def buffers(self) -> BufferPool:
@@ -239,7 +254,7 @@ class LoaderState:
         self._pid, self._lock = os.getpid(), threading.RLock()
         self._transfers, self._sized = {}, None
         self._meters.drop_inherited()
-        self.slots = self._buffers = None
+        self.slots = self._buffers = self._painter = None
         if not has_own_iterator(loader):
             loader._iterator = None
 
@@ -327,6 +342,7 @@ class LoaderState:
             end_iterator(iterator)
         self._streams.clear()
         self._decoders.clear()
+        self._painter = None
         self._buffers = None
         pool, self._pool = self._pool, None
         if pool is not None and pool[0] == os.getpid():

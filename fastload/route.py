@@ -42,7 +42,8 @@ class Route:
         is_lazy: Whether Pillow's images are lazy in worker processes.
         tail: Transforms that the device runs instead of workers.
         no_slots: Why workers do not write into pinned slots; ``None`` if they do.
-        not_on_gpu: Why decode threads decode every image; ``None`` if the GPU can decode some.
+        not_on_gpu: Why decode threads, or workers of lazy images, decode every image; ``None`` if the GPU can decode
+            some.
     """
 
     maker: Maker
@@ -109,6 +110,8 @@ def decide(loader: LoaderConfig[Any], outcomes: Outcomes, prepare_lazy_images: C
         recipe = None if maker == "python" else recipe
     is_lazy = loader.engine != "torch" and bool(loader.num_workers) and not own and prepare_lazy_images()
     no_slots = no_slots_because(loader, device)
+    if is_lazy and recipe is None:
+        not_on_gpu = _not_on_gpu(loader, None, device)
     if maker == "next":
         no_slots = no_slots or "the main process makes the samples"
     tail = read_tail(loader, device) if recipe is None else None
@@ -123,7 +126,7 @@ def _running(loader: LoaderConfig[Any], device: torch.device) -> Recipe | None:
     return former.recipe if former.device == device else None
 
 
-def _not_on_gpu(loader: LoaderConfig[Any], recipe: Recipe, device: torch.device) -> str | None:
+def _not_on_gpu(loader: LoaderConfig[Any], recipe: Recipe | None, device: torch.device) -> str | None:
     from fastload.device.decode import loader_allows
 
     return loader_allows.not_on_gpu_because(loader, recipe, device)

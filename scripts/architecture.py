@@ -276,7 +276,10 @@ CORE = [
         "fuzz": "Fuzz targets.",
         "tests": "C++ programs and libraries that tests run.",
     },
-    {"pool": "Decode threads, and their queue of batches."},
+    {
+        "deferred": "Fill the memory of tensors whose pixels were put off, or prepare that for a GPU.",
+        "pool": "Decode threads, and their queue of batches.",
+    },
     {"gpu": "Prepare files and steps in memory for the kernels of a GPU."},
     {
         "jpeg/progressive": "Decode the coefficients of a progressive JPEG.",

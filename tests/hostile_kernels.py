@@ -62,7 +62,7 @@ def damaged(device: torch.device) -> int:
         pool.submit(contents, staged._pixels, geometry=crops, index=known, staging=staged.staging).wait()
         hostile = [number for number, on_gpu in enumerate(staged.is_staged()) if on_gpu and (number + round_) % 2]
         for number in hostile:
-            damage(staged._memory, number, rng, has_points=known is not None)
+            damage(staged._run._memory, number, rng, has_points=known is not None)
         pixels, failed = staged.to(device), staged.failed()
         refused += len(failed)
         assert {*failed} <= {*hostile}

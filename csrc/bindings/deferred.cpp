@@ -22,6 +22,7 @@
 #include "deferred/deferred_memory.h"
 #include "deferred/guard_pages.h"
 #include "deferred/other_decoder.h"
+#include "deferred/staged_programs.h"
 #include "deferred/tensor_program.h"
 
 namespace nb = nanobind;
@@ -222,6 +223,32 @@ nb::object memory_at(std::uintptr_t address) {
   return memory == nullptr ? nb::none() : nb::find(*memory);
 }
 
+nb::bytes bytes_of(const std::vector<std::int32_t>& numbers) {
+  return nb::bytes(reinterpret_cast<const char*>(numbers.data()), numbers.size() * sizeof numbers[0]);
+}
+
+nb::tuple stage(const std::vector<std::shared_ptr<TensorProgram>>& tensors, const std::vector<std::size_t>& first,
+                const StagingMemory& memory, std::size_t most_bytes) {
+  if (first.size() != tensors.size()) throw nb::value_error("each tensor must have a place in the pixels");
+  StagedPrograms staged;
+  std::vector<std::int32_t> owners;
+  std::string has;
+  {
+    nb::gil_scoped_release release;
+    staged = stage_programs(tensors, first, memory.data(), memory.size(), most_bytes);
+    for (std::size_t i = 0; i < staged.order.size(); ++i) {
+      has.push_back(staged.staging->has(i) ? '\1' : '\0');
+      owners.push_back(static_cast<std::int32_t>(staged.staging->owner(i)));
+    }
+  }
+  nb::list chunks;
+  for (const Staging::Chunk& chunk : staged.chunks) chunks.append(to_tuple(chunk));
+  const Staging& staging = *staged.staging;
+  return nb::make_tuple(nb::bytes(has.data(), has.size()), bytes_of(owners), bytes_of(staged.order), staging.used(),
+                        staging.wanted(), to_tuple(staging.search()),
+                        nb::make_tuple(staging.codes_at(), staging.code_sets()), chunks);
+}
+
 }  // namespace
 
 void bind_deferred(nb::module_& m) {
@@ -256,6 +283,7 @@ void bind_deferred(nb::module_& m) {
       },
       "decoder"_a = std::vector<std::string>{});
   m.def("guard_is_ours", &handles_faults);
+  m.def("stage_programs", &stage, "tensors"_a, "first"_a, "memory"_a.noconvert(), "most_bytes"_a);
 }
 
 }  // namespace fastload

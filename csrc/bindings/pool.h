@@ -31,6 +31,8 @@ struct BoundStaging {
 };
 
 nanobind::tuple to_tuple(const Outcome& outcome);
+nanobind::tuple to_tuple(const Staging::Chunk& chunk);
+nanobind::tuple to_tuple(const Staging::Search& search);
 
 // A bytes-like object is the file's contents or, with `arrays`, pixels if it has their shape; anything else is a path;
 // a str with an attribute `tagged_with` is that of a file which must have been tagged with this key.

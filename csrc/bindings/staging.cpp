@@ -27,6 +27,16 @@ NewFile new_file_of(const std::string& name) {
 
 }  // namespace
 
+nb::tuple to_tuple(const Staging::Chunk& chunk) {
+  return nb::make_tuple(chunk.first_image, chunk.images, chunk.work, chunk.work_items, chunk.coefficient_bytes,
+                        chunk.other_bytes, chunk.block_rows, chunk.widest, chunk.highest, chunk.widest_out,
+                        chunk.highest_out, chunk.any_vertical_first, chunk.any_steps);
+}
+
+nb::tuple to_tuple(const Staging::Search& search) {
+  return nb::make_tuple(search.images, search.work, search.work_items, search.run_bytes, search.point_bytes);
+}
+
 void bind_staging(nb::module_& m) {
   nb::class_<FoundPoints>(m, "FoundPoints")
       .def("learn", &FoundPoints::learn, "index"_a, nb::call_guard<nb::gil_scoped_release>())
@@ -66,21 +76,11 @@ void bind_staging(nb::module_& m) {
           "finish",
           [](BoundStaging& self, std::size_t most_bytes) {
             nb::list chunks;
-            for (const Staging::Chunk& chunk : self.staging->finish(most_bytes)) {
-              chunks.append(nb::make_tuple(chunk.first_image, chunk.images, chunk.work, chunk.work_items,
-                                           chunk.coefficient_bytes, chunk.other_bytes, chunk.block_rows, chunk.widest,
-                                           chunk.highest, chunk.widest_out, chunk.highest_out, chunk.any_vertical_first,
-                                           chunk.any_steps));
-            }
+            for (const Staging::Chunk& chunk : self.staging->finish(most_bytes)) chunks.append(to_tuple(chunk));
             return chunks;
           },
           "most_bytes"_a)
-      .def_prop_ro("search",
-                   [](const BoundStaging& self) {
-                     const Staging::Search& search = self.staging->search();
-                     return nb::make_tuple(search.images, search.work, search.work_items, search.run_bytes,
-                                           search.point_bytes);
-                   })
+      .def_prop_ro("search", [](const BoundStaging& self) { return to_tuple(self.staging->search()); })
       .def(
           "found",
           [](const BoundStaging& self, const StagingMemory& points, const Flags& bad) {

@@ -116,6 +116,14 @@ bool Staging::add(std::size_t number, ByteSource& source, const JpegHeader& head
   return false;
 }
 
+bool Staging::add_part(std::size_t number, ByteSource& source, const JpegHeader& header, const Geometry& geometry,
+                       const SampleOptions& options, std::size_t out, std::size_t owner) try {
+  const StagedData data = owner == number ? StagedData::whole : StagedData::shared;
+  return stage(number, source, header, geometry, options, out, data, owner);
+} catch (const std::bad_alloc&) {
+  return false;
+}
+
 // The first of a file's views stages the whole of it, for which others wait. One with other bytes has its own data.
 bool Staging::add_view(std::size_t number, ByteSource& source, const JpegHeader& header, const Geometry& geometry,
                        const SampleOptions& options, std::size_t out) {
@@ -205,6 +213,13 @@ void Staging::remove(std::size_t number) {
   if (views_ == 1) staged = StagedImage{};
 }
 
+// Behind the views of a sample, or the parts of a file, that begin there.
+std::size_t Staging::end_of_file(std::size_t begin) const {
+  std::size_t end = begin + views_;
+  while (end < count_ && has(end) && owner(end) < end) ++end;
+  return end;
+}
+
 std::vector<Staging::Chunk> Staging::finish(std::size_t most_bytes) {
   std::vector<Chunk> chunks;
   std::vector<StagedWork> work;
@@ -226,10 +241,11 @@ std::vector<Staging::Chunk> Staging::finish(std::size_t most_bytes) {
     needs.stepped = staged.step_images > 0 ? aligned(std::size_t{4} * staged.step_pixels) : 0;
     return needs;
   };
-  for (std::size_t begin = 0; begin < count_; begin += views_) {
+  for (std::size_t begin = 0, end = 0; begin < count_; begin = end) {
+    end = end_of_file(begin);
     std::size_t total = 0;
     bool is_empty = true;
-    for (std::size_t number = begin; number < begin + views_; ++number) {
+    for (std::size_t number = begin; number < end; ++number) {
       const StagedImage& staged = image(number);
       const Needs needs = needs_of(staged);
       total += needs.coefficients + needs.other();
@@ -242,13 +258,13 @@ std::vector<Staging::Chunk> Staging::finish(std::size_t most_bytes) {
       chunks.back().work = work.size();
     }
     Chunk& chunk = chunks.back();
-    chunk.images = begin + views_ - chunk.first_image;
+    chunk.images = end - chunk.first_image;
     const auto place = [](std::size_t& used, std::size_t bytes) {
       const auto at = static_cast<unsigned>(used / kAlignment);
       used += bytes;
       return at;
     };
-    for (std::size_t number = begin; number < begin + views_; ++number) {
+    for (std::size_t number = begin; number < end; ++number) {
       StagedImage& staged = image(number);
       const Needs needs = needs_of(staged);
       staged.coefficients = place(chunk.coefficient_bytes, needs.coefficients);
@@ -270,7 +286,7 @@ std::vector<Staging::Chunk> Staging::finish(std::size_t most_bytes) {
         ++chunk.work_items;
       }
     }
-    for (std::size_t number = begin; number < begin + views_; ++number) {
+    for (std::size_t number = begin; number < end; ++number) {
       StagedImage& staged = image(number);
       if (staged.out_width > 0 && owner(number) != number) share(image(owner(number)), staged);
     }

@@ -49,6 +49,10 @@ class Staging {
   // see stage_image(), or there is no room. Never throws.
   bool add(std::size_t number, ByteSource& source, const JpegHeader& header, const Geometry& geometry,
            const SampleOptions& options, std::size_t out);
+  // The same for one of several images in a row that are parts of one file, whose data is staged with `owner`, an
+  // earlier one of them or the image itself.
+  bool add_part(std::size_t number, ByteSource& source, const JpegHeader& header, const Geometry& geometry,
+                const SampleOptions& options, std::size_t out, std::size_t owner);
   bool has(std::size_t number) const { return image(number).out_width > 0; }
   // The image whose data an image is decoded from.
   std::size_t owner(std::size_t number) const { return static_cast<std::size_t>(image(number).owner); }
@@ -96,6 +100,7 @@ class Staging {
                 const SampleOptions& options, std::size_t out);
   bool stage(std::size_t number, ByteSource& source, const JpegHeader& header, const Geometry& geometry,
              const SampleOptions& options, std::size_t out, StagedData data, std::size_t owner);
+  std::size_t end_of_file(std::size_t begin) const;
   void place_searches();
 
   std::uint8_t* const memory_;

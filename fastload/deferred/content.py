@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import os
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 import torch
@@ -18,6 +18,10 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from fastload.lazy.pixels import Pending
+
+
+STAGED_BYTES: Final = 20 << 10
+"""What a staged image takes beside its file."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,6 +66,12 @@ class Content:
     def nbytes(self) -> int:
         """Bytes that it takes."""
         return len(self.images) * 3 * math.prod(self.image_size) * self.table.element_size()
+
+    @property
+    def staged_bytes(self) -> int:
+        """About how many bytes of a slot it takes to be painted by a GPU: each file twice, weights and steps."""
+        files = {id(image.file.data): len(image.file.data) for image in self.images}
+        return 2 * sum(files.values()) + STAGED_BYTES * len(self.images)
 
     def core(self) -> _core.TensorProgram:
         """The core's form of it, which is made once."""

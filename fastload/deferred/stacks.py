@@ -10,6 +10,7 @@ import torch
 from fastload._compare import same_bits
 from fastload.deferred.content import joined
 from fastload.deferred.memory import content_of as _content_of
+from fastload.deferred.staging import Stager
 from fastload.memory import unfilled
 from fastload.memory.packing import is_packable
 from fastload.pipeline.errors import Refused
@@ -33,6 +34,10 @@ class DeferredTensors:
     def content_of(self, tensor: torch.Tensor) -> Content | None:
         """See :class:`fastload.memory.unfilled.Unfilleds`."""
         return _content_of(tensor)
+
+    def stager(self) -> Stager:
+        """See :class:`fastload.memory.unfilled.Unfilleds`."""
+        return Stager()
 
     def parts_of(self, samples: Sequence[Any]) -> Parts | None:
         """See :class:`fastload.memory.unfilled.Unfilleds`."""

@@ -32,45 +32,74 @@ from fastload.torch_workers.signals import deferred_signals
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from fastload.device.decode.received import Painter, ReceivedFiles
     from fastload.device.transfer import DeviceBatch, Transfer
     from fastload.memory.slots import Lease, SlotPool
 
 NONE_FREE = "no slot is free"
+_NOTHING = object()
 
 
 class Arrival:
     """A batch between its arrival on the host and its hand-over."""
 
     __slots__ = (
-        *("__weakref__", "arrived", "borrowed", "copied", "data", "failed", "lease", "opened", "small", "starting"),
-        "worker",
+        *("__weakref__", "arrived", "borrowed", "copied", "data", "failed", "files", "lease", "opened", "small"),
+        *("starting", "worker"),
     )
 
-    def __init__(self, data: Any, worker: int, lease: Lease | None = None, small: torch.Tensor | None = None) -> None:
+    def __init__(
+        self,
+        data: Any,
+        worker: int,
+        lease: Lease | None = None,
+        small: torch.Tensor | None = None,
+        files: ReceivedFiles | None = None,
+    ) -> None:
         self.data = data
         self.worker = worker
         self.lease = lease
         self.small = small
+        self.files = files  # what the device decodes of it, until it is known to be right
         self.copied: DeviceBatch | None = None
         self.borrowed = False  # in the user's memory, which may be overwritten when the next batch is made
         self.failed = False  # the scheduler's thread could not copy it
         self.starting: threading.Lock | None = None  # held by the scheduler's thread while it issues the copy
         self.arrived = self.opened = 0.0  # times of arrival and of the end of pinning
 
-    def start(self, transfer: Transfer, number: int) -> DeviceBatch:
+    def start(self, transfer: Transfer, number: int) -> None:
         """Issue the copy. The transfer then holds the source until the copy is done."""
         lease = self.lease
         if lease is None:
             self.copied = transfer.start(self.data, number)
         else:
+            # What the device decodes, it may have to decode again.
+            on_copied = lease.release if self.files is None else functools.partial(_keep, lease)
             lease.copying()
             try:
-                self.copied = transfer.start(self.data, number, small=self.small, on_copied=lease.release)
+                self.copied = transfer.start(self.data, number, small=self.small, on_copied=on_copied)
             except BaseException:
                 lease.not_copying()
                 raise
-        self.data = self.small = self.lease = None
-        return self.copied
+        if self.files is None:
+            self.data = self.small = self.lease = None
+
+    def settle(self, transfer: Transfer, number: int) -> None:
+        """Make sure that what the device decodes is right. Blocks while it does, and while the host paints the rest."""
+        if self.files is None or self.copied is None:
+            return
+        try:
+            while not self.files.is_right():
+                on_copied = functools.partial(_keep, self.lease)
+                self.copied = transfer.start(self.data, number, small=self.small, on_copied=on_copied)
+            self.copied.wait_copied()  # the rest of its slot, too
+        except BaseException:
+            self.copied = None
+            if self.lease is not None:
+                self.lease.not_copying()
+            raise
+        self.data = self.small = self.lease = self.files = None
+        transfer.reap()
 
 
 class CopyScheduler:
@@ -93,6 +122,7 @@ class CopyScheduler:
         borrows: Whether batches are made in this process and may be in the user's own memory. Pinned batches may then
             be overwritten when the next one is requested, so their copies complete before that.
         images_of: Makes a leaf of a batch's pixels, if workers send pixels.
+        painter: Lets workers stage deferred tensors in slots.
     """
 
     def __init__(
@@ -106,8 +136,11 @@ class CopyScheduler:
         *,
         borrows: bool = False,
         images_of: Callable[[torch.Tensor], Any] | None = None,
+        painter: Painter | None = None,
     ) -> None:
         self.transfer = transfer
+        self._painter = painter
+        self.painted = 0  # images, by the device
         self._borrows = borrows
         self._images_of = images_of
         self.key = register(self)
@@ -191,9 +224,17 @@ class CopyScheduler:
             begin, end = packed.small
             small = lease.buffer[begin:end] if end > begin else None
             self.in_slots += 1
-            return Arrival(unpack(packed, lease.buffer, others, self._tuple_type), worker, lease, small)
+            files = None
+            if packed.staged is not None and self._painter is not None:
+                staged, place = packed.staged
+                files = self._painter.files(staged, lease.buffer[place:])
+                self.painted += files.staged
+                others = functools.partial(self._painter.leaf_or, others, files)
+            return Arrival(unpack(packed, lease.buffer, others, self._tuple_type), worker, lease, small, files)
         if self._slots is not None and batch.missed is not None and (nbytes := packed_bytes(batch.data)):
             warming_up = not self.in_slots and batch.missed == NONE_FREE
+            if batch.needs and self._painter is not None and self._painter.begin():
+                warming_up, nbytes = warming_up or self._painter.is_preparing, batch.needs
             self.missed[self._slots.refusal or ("slots not ready yet" if warming_up else batch.missed)] += 1
             self._slots.want(nbytes)
             if self._slots.refusal is None:  # slots will come: pinning this one batch costs more than it saves, and
@@ -211,9 +252,10 @@ class CopyScheduler:
         if starting is not None:
             with starting:  # wait until the scheduler's thread has issued the copy
                 pass
-        copied = arrival.copied
-        if copied is None:
-            copied = arrival.start(self.transfer, number)
+        if arrival.copied is None:
+            arrival.start(self.transfer, number)
+        arrival.settle(self.transfer, number)
+        copied: Any = arrival.copied
         if arrival.borrowed:
             copied.wait_copied()
         data = self.transfer.take(copied)
@@ -254,25 +296,41 @@ class CopyScheduler:
     def _run(self) -> None:
         stages.name_thread("fastload-copy-scheduler")
         torch.accelerator.set_device_index(self.transfer.device)
+        issued: deque[tuple[Arrival, int, threading.Lock]] = deque()  # the device decodes them
         while True:
             with self._lock:
                 idle = self._pause or self._next() is None
+            if issued and (idle or not self.transfer.has_room()):  # the next one was issued first: the device goes on
+                self._try(Arrival.settle, *issued[0])
+                issued.popleft()[2].release()
+                continue
             if idle:  # nothing to copy and so nothing to delay: free the slots of the last copies as early as possible
                 self.transfer.wait_copied()
-            claimed = self._claim()
+            claimed = self._claim(waits=not issued)
             if claimed is None:
+                for _, _, starting in issued:
+                    starting.release()
                 return
-            arrival, number, starting = claimed
-            try:
-                arrival.start(self.transfer, number)
-            except BaseException:  # noqa: BLE001 - out of memory, or any error of a custom type
-                arrival.failed = True  # the consumer retries in its own thread, where the error is raised
-            finally:
-                starting.release()
-            del arrival, claimed
+            if claimed is _NOTHING:
+                continue
+            self._try(Arrival.start, *claimed)
+            if claimed[0].files is not None and not claimed[0].failed:
+                issued.append(claimed)
+            else:
+                claimed[2].release()
+            del claimed
 
-    def _claim(self) -> tuple[Arrival, int, threading.Lock] | None:
-        """Sleep until there is a batch to copy; return ``None`` after the last."""
+    def _try(self, call: Callable[[Arrival, Transfer, int], None], arrival: Arrival, number: int, _: Any) -> None:
+        try:
+            call(arrival, self.transfer, number)
+        except BaseException:  # noqa: BLE001 - out of memory, or any error of a custom type
+            arrival.failed = True  # the consumer retries in its own thread, where the error is raised
+
+    def _claim(self, *, waits: bool) -> Any:
+        """Return a batch to copy, its number and a lock that is held; ``None`` after the last.
+
+        Sleeps until there is one, or returns ``_NOTHING``.
+        """
         while True:
             with self._lock:
                 if self._closed or (self._owner is not None and self._owner() is None):
@@ -283,11 +341,14 @@ class CopyScheduler:
                     arrival.starting = starting = threading.Lock()
                     starting.acquire()
                     return arrival, number, starting
+            if not waits:
+                return _NOTHING
             self._wake.get()
 
     def totals(self) -> Totals:
         """Counts of batches so far, and the time that pinning took."""
-        return Totals({"slot_batches": self.in_slots, "stage:pin:count": self.pinned, "stage:pin:s": self.pin_s})
+        counts = {"slot_batches": self.in_slots, "gpu_images": self.painted}
+        return Totals(counts | {"stage:pin:count": self.pinned, "stage:pin:s": self.pin_s})
 
     def copied_ahead(self) -> int:
         """Batches that are copied or being copied, but not handed over."""
@@ -325,6 +386,10 @@ class CopyScheduler:
             # thread needs. It then ends once the caller's thread continues.
             self._thread.join(JOIN_S)
         self.transfer.close()
+
+
+def _keep(_: Any) -> None:
+    """Keep an object while this is to be called."""
 
 
 def _but_tensors(function: Callable[[Any], Any], leaf: Any) -> Any:

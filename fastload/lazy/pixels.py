@@ -213,6 +213,13 @@ class Pending:
         """The core's form of it."""
         return _core.ImageProgram(self.file.data, self.geometry(), self.filter, self.steps)
 
+    def fields(self) -> tuple[Any, ...]:
+        """What :class:`Pending` was made of, the file aside."""
+        return (
+            *(self.box, self.target, self.filter, self.window),
+            *(self.mirrored, self.flipped, self.steps),
+        )
+
     def geometry(self) -> tuple[int, ...]:
         """What to do, for ``_core.decode``."""
         left, top, right, bottom = self.box

@@ -25,7 +25,8 @@ SLOTS_MAX: Final = 1024  # so that all tokens fit into one pipe
 _TOKEN: Final = struct.Struct("=QqQqQq")  # arena number, its descriptor and inode, slot index, bytes per slot, home
 TOKEN_BYTES: Final = _TOKEN.size
 _OWNERS: Final = SLOTS_MAX  # the owners' process ids (int32) follow the states (uint8) in the header
-_HEADER_BYTES: Final = -(-(SLOTS_MAX * 5) // PAGE) * PAGE
+_PAINTS: Final = SLOTS_MAX * 5  # and a flag them
+_HEADER_BYTES: Final = -(-(_PAINTS + 1) // PAGE) * PAGE
 _MADV_POPULATE_WRITE: Final = 23
 _libc: Final = ctypes.CDLL(None, use_errno=True)
 
@@ -74,8 +75,18 @@ class Mapping:
         whole = torch.frombuffer(self._memory, dtype=torch.uint8)
         self._states = whole[:SLOTS_MAX].numpy()
         self._owners = whole[_OWNERS : _OWNERS + 4 * SLOTS_MAX].view(torch.int32).numpy()
+        self._paints = whole[_PAINTS : _PAINTS + 1].numpy()
         self.bytes = whole[_HEADER_BYTES:]
         self.slot_bytes = slot_bytes
+
+    @property
+    def paints(self) -> bool:
+        """Whether the device paints what workers stage in slots."""
+        return bool(self._paints[0])
+
+    @paints.setter
+    def paints(self, value: bool) -> None:
+        self._paints[0] = value
 
     def slot(self, index: int) -> torch.Tensor:  # noqa: D102
         begin = index * self.slot_bytes

@@ -23,21 +23,28 @@ from fastload.memory import unfilled
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from fastload.memory.unfilled import Parts
+    from fastload.memory.unfilled import Parts, SlotStager
 
 ALIGNMENT: Final = 64  # bytes: a cache line, enough for any vector load
 SMALL_BYTES: Final = 64 * 1024  # a copy of this size takes about as long as starting it
 
 
 class CannotPackError(Exception):
-    """A batch cannot be sent in a slot; the message briefly says why."""
+    """A batch cannot be sent in a slot; the message briefly says why.
+
+    Attributes:
+        needed: Bytes of a slot in which it can; 0 if unknown.
+    """
+
+    needed = 0
 
 
 class DoesNotFitError(CannotPackError):
     """A batch is larger than its slot."""
 
-    def __init__(self) -> None:
+    def __init__(self, needed: int = 0) -> None:
         super().__init__("larger than a slot")
+        self.needed = needed
 
 
 class EscapedError(CannotPackError):
@@ -72,11 +79,13 @@ class Packed:
         tree: The batch with a :class:`Ref` for each tensor in the slot; other objects are unchanged.
         small: ``(begin, end)`` of the small tensors, in bytes.
         nbytes: Bytes of the slot in use.
+        staged: What is staged for a GPU, and where in the slot.
     """
 
     tree: Any
     small: tuple[int, int]
     nbytes: int
+    staged: tuple[Any, int] | None = None
 
 
 def aligned(nbytes: int) -> int:
@@ -108,10 +117,13 @@ class Packer:
 
     Args:
         buffer: The slot: 1-D uint8, its first byte at a multiple of :data:`ALIGNMENT`.
+        stager: Stages unfilled tensors for a GPU.
     """
 
-    def __init__(self, buffer: torch.Tensor) -> None:
+    def __init__(self, buffer: torch.Tensor, stager: SlotStager | None = None) -> None:
         self._buffer = buffer
+        self._stager = stager
+        self._taken: list[Leaf] = []  # stacks of unfilled tensors
         self._used = 0
         self._begin = buffer.data_ptr()
         self._stacked: set[int] = set()  # offsets
@@ -135,8 +147,13 @@ class Packer:
             and self._begin <= tensor.data_ptr() < self._begin + self._buffer.numel()
         )
 
-    def stack(self, samples: list[torch.Tensor], parts: Parts | None = None) -> torch.Tensor:
+    def stack(self, samples: list[torch.Tensor], parts: Parts | None = None) -> torch.Tensor | Leaf:
         """Stack samples into the slot, as ``default_collate`` stacks them into shared memory."""
+        if self._stager is not None and parts is not None and len(parts) == 1:
+            size = (len(samples), *samples[0].size())
+            if (leaf := self._stager.take(parts[0], size, contiguous_stride(size))) is not None:
+                self._taken.append(leaf)
+                return leaf
         stacked = stack_to(self.allocate, samples, parts)
         self._stacked.add(stacked.data_ptr() - self._begin)
         return stacked
@@ -152,8 +169,15 @@ class Packer:
         found: set[int] = set()
 
         def place(leaf: Any) -> Any:
+            if isinstance(leaf, Leaf):
+                found.add(id(leaf))
             if not is_packable(leaf) or not leaf.numel():
                 return leaf
+            if self._stager is not None and leaf.numel() * leaf.element_size() > SMALL_BYTES:
+                content = unfilled.content_of(leaf)
+                staged = None if content is None else self._stager.take(content, leaf.size(), leaf.stride())
+                if staged is not None:
+                    return staged
             if self._is_inside(leaf):
                 found.add(leaf.data_ptr() - self._begin)
                 return self._ref(leaf)
@@ -163,13 +187,18 @@ class Packer:
             return self._ref(self._copied(leaf))
 
         tree = map_tensors(place, data)
-        if not self._stacked <= found:
+        if not self._stacked.union(map(id, self._taken)) <= found:
             raise EscapedError
         begin = self._used
         if small:
             refs = [self._ref(self._copied(leaf)) for leaf in small]
             tree = map_tensors(lambda leaf: refs[leaf.index] if isinstance(leaf, _Small) else leaf, tree)
-        return Packed(tree, (begin, self._used), self._used)
+        end = self._used
+        staged = None if self._stager is None else self._stager.write(self._buffer[end:])
+        if staged is not None:
+            self._used += aligned(staged[1])
+            staged = staged[0], end
+        return Packed(tree, (begin, end), self._used, staged)
 
     def _copied(self, leaf: torch.Tensor) -> torch.Tensor:
         # Dense strides (channels_last, a transposed matrix) are kept; tensors with gaps or overlaps become contiguous,
@@ -246,7 +275,7 @@ def _is_from_torch(function: Any) -> bool:
 class Stacker(Protocol):
     """Stacks large tensors for :func:`collate_into`."""
 
-    def stack(self, samples: list[torch.Tensor], parts: Parts | None = None) -> torch.Tensor:
+    def stack(self, samples: list[torch.Tensor], parts: Parts | None = None) -> torch.Tensor | Leaf:
         """Stack samples; raises ``TypeError`` or ``RuntimeError`` for those that torch should stack.
 
         Args:
@@ -271,7 +300,7 @@ class _StackInto:
     def __init__(self, packer: Stacker) -> None:
         self._packer = packer
 
-    def __call__(self, batch: list[torch.Tensor], *, collate_fn_map: Any = None) -> torch.Tensor:
+    def __call__(self, batch: list[torch.Tensor], *, collate_fn_map: Any = None) -> torch.Tensor | Leaf:
         first = batch[0]
         parts = unfilled.parts_of(batch)
         # In a worker, torch gives every batch the first sample's dtype; in the main process it promotes.

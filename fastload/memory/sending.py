@@ -33,6 +33,7 @@ from torch.utils.data import default_collate, get_worker_info
 
 from fastload.memory import unfilled
 from fastload.memory.packing import SMALL_BYTES, bytes_of, collate_into, contiguous_stride, is_packable
+from fastload.memory.unfilled import Filled
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
@@ -71,15 +72,27 @@ def sends_files() -> bool:
     return bool(strategy == "file_descriptor") and hasattr(os, "memfd_create")
 
 
-def collate_into_files(samples: list[Any]) -> Any:
-    """Collate as ``default_collate`` does, large tensors into memory files."""
+def collate_into_files(samples: list[Any], filled: Filled | None = None) -> Any:
+    """Collate as ``default_collate`` does, large tensors into memory files.
+
+    Args:
+        samples: The samples.
+        filled: Counts what was unfilled of them.
+    """
     with contextlib.suppress(Exception):
-        return collate_into(FileStacker(), samples)
+        return collate_into(FileStacker(filled), samples)
     return default_collate(samples)  # raises torch's error, with torch's frames
 
 
 class FileStacker:
-    """Stacks samples to be sent in memory files, as ``default_collate`` stacks them into shared memory."""
+    """Stacks samples to be sent in memory files, as ``default_collate`` stacks them into shared memory.
+
+    Args:
+        filled: Counts what was unfilled of them.
+    """
+
+    def __init__(self, filled: Filled | None = None) -> None:
+        self._filled = Filled() if filled is None else filled
 
     def stack(self, samples: list[torch.Tensor], parts: Parts | None = None) -> torch.Tensor:
         """Stack plain tensors of one size and dtype.
@@ -94,6 +107,7 @@ class FileStacker:
         first = samples[0]
         size = (len(samples), *first.size())
         if parts is not None:
+            self._filled.add(parts)
             return stack_one_by_one(parts, size, first.dtype)
         if first.nbytes < ONE_BY_ONE_BYTES:
             if first.nbytes * len(samples) > AT_ONCE_MAX_BYTES:
@@ -136,32 +150,35 @@ def stack_one_by_one(
     return _tensor(storage, dtype, 0, size, contiguous_stride(size))
 
 
-def fill(data: Any) -> None:
+def fill(data: Any) -> Filled:
     """Fill a batch's unfilled tensors, at any depth of lists, tuples and dicts, in other memory than theirs.
 
     Those whose memory something else uses, too, are left to whoever reads them.
     """
+    filled = Filled()
     if unfilled.are_known():
         with torch._C.DisableTorchFunction():  # type: ignore[attr-defined]
-            _fill(data, set())
+            _fill(data, filled, set())
+    return filled
 
 
-def _fill(value: Any, seen: set[int]) -> None:
+def _fill(value: Any, filled: Filled, seen: set[int]) -> None:
     if (held := _held(value)) is not None:
         if id(value) in seen or (len(held) > _FEW and not _may_hold_tensors(held[0])):
             return
         seen.add(id(value))
         for inner in held:
-            _fill(inner, seen)
+            _fill(inner, filled, seen)
     elif is_packable(value) and (content := unfilled.content_of(value)) is not None and _has_own_storage(value):
+        filled.add([content])
         size, stride = value.size(), value.stride()
         if content.nbytes >= FILE_BYTES and sends_files():
             with contextlib.suppress(RuntimeError):  # there are no more files
                 value.data = stack_one_by_one([content], size, value.dtype).as_strided(size, stride)
                 return
-        filled = torch.empty_strided(size, stride, dtype=value.dtype, device="cpu")
-        unfilled.paint([content], bytes_of(filled))
-        value.data = filled
+        made = torch.empty_strided(size, stride, dtype=value.dtype, device="cpu")
+        unfilled.paint([content], bytes_of(made))
+        value.data = made
 
 
 class Sent:

@@ -142,6 +142,7 @@ class SlotPool:
         self._closed = False
         self._users: list[tuple[Callable[[], Any], list[int]]] = []  # iterators and their workers
         self.refusal: str | None = None  # why there are no slots, if that is final
+        self._paints = False
         self._poison = os.environ.get("FASTLOAD_DEBUG") == "1"
         self._pid = os.getpid()  # a forked child has a copy of this object but owns none of its resources
 
@@ -156,6 +157,18 @@ class SlotPool:
             if current is None:
                 return SlotCounts(0, 0, pinned)
             return SlotCounts(current.count, current.mapping.slot_bytes, pinned)
+
+    @property
+    def paints(self) -> bool:
+        """Whether workers stage deferred tensors, for the device to paint."""
+        return self._paints
+
+    @paints.setter
+    def paints(self, value: bool) -> None:
+        with self._lock:
+            self._paints = value
+            for arena in list(self._arenas.values()):
+                arena.mapping.paints = value
 
     def want(self, nbytes: int, *, wait: bool = False) -> None:
         """Make slots of at least ``nbytes`` in a background thread, unless there are some.
@@ -202,6 +215,7 @@ class SlotPool:
                 arena.close()
                 return
             self._retire()
+            arena.mapping.paints = self._paints
             self._arenas[arena.number] = arena
             self._current = arena
             for index in range(count):
@@ -420,6 +434,10 @@ class SlotWriter:
                 finally:
                     os.close(descriptor)
         return self._mappings[token.arena]
+
+    def paints(self, stamp: Stamp) -> bool:
+        """Whether the device paints what is staged in a slot, which this process fills."""
+        return self._mappings[stamp.token.arena].paints
 
     def give_back(self, stamp: Stamp) -> None:
         """Return a slot unused."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
 
 import torch
@@ -12,6 +13,8 @@ if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
+    from fastload._batch import Leaf
+
 
 class Unfilled(Protocol):
     """What a tensor's whole memory is to hold. Filling it needs no GIL."""
@@ -19,6 +22,11 @@ class Unfilled(Protocol):
     @property
     def nbytes(self) -> int:
         """Bytes that it takes."""
+        ...
+
+    @property
+    def staged_bytes(self) -> int:
+        """About how many bytes of a slot it takes for a GPU to make it."""
         ...
 
     def paint(self, out: NDArray[np.uint8]) -> None:
@@ -34,6 +42,28 @@ Parts: TypeAlias = "list[torch.Tensor | Unfilled]"
 """What a tensor holds, one behind the other: of tensors, their values in order of their dimensions."""
 
 
+class SlotStager(Protocol):
+    """Stages one batch's unfilled tensors in a slot, for a GPU to make."""
+
+    def take(self, content: Any, size: Sequence[int], stride: Sequence[int]) -> Leaf | None:
+        """Return what takes a tensor's place in the batch; ``None`` if a GPU does not make it."""
+        ...
+
+    def write(self, memory: torch.Tensor) -> tuple[Any, int] | None:
+        """Write what was taken, if anything.
+
+        Args:
+            memory: The free rest of the slot.
+
+        Returns:
+            What is there, and the bytes used.
+
+        Raises:
+            Exception: It does not fit.
+        """
+        ...
+
+
 class Unfilleds(Protocol):
     """Knows this process's unfilled tensors."""
 
@@ -47,6 +77,25 @@ class Unfilleds(Protocol):
         ``None`` if no sample is unfilled, or they are not alike.
         """
         ...
+
+    def stager(self) -> SlotStager:
+        """Return what stages the next batch."""
+        ...
+
+
+@dataclass
+class Filled:
+    """Bytes of unfilled tensors that were filled, and what a slot would need for a GPU to make them."""
+
+    nbytes: int = 0
+    staged_bytes: int = 0
+
+    def add(self, parts: Parts) -> None:
+        """Count tensors' parts."""
+        for part in parts:
+            if not isinstance(part, torch.Tensor):
+                self.nbytes += part.nbytes
+                self.staged_bytes += part.staged_bytes
 
 
 _known: Unfilleds | None = None
@@ -74,6 +123,11 @@ def parts_of(samples: Sequence[Any]) -> Parts | None:
         return None
     with torch._C.DisableTorchFunction():  # type: ignore[attr-defined]
         return _known.parts_of(samples)
+
+
+def stager() -> SlotStager | None:
+    """See :meth:`Unfilleds.stager`."""
+    return None if _known is None else _known.stager()
 
 
 def paint(parts: Parts, flat: torch.Tensor) -> None:

@@ -23,6 +23,7 @@ from fastload.loader_state import state_of
 from fastload.memory import unfilled
 from fastload.memory.packing import CannotPackError, EscapedError, Packer, collate_into, packed_bytes, stacks_into
 from fastload.memory.sending import collate_into_files, fill, sends_files
+from fastload.memory.unfilled import Filled
 from fastload.nvtx.stages import stage
 from fastload.pipeline.installed.patches import imported
 from fastload.randomness.by_sample import SeededByIndex
@@ -75,7 +76,7 @@ class Collate:
             if self.take_pixels is not None:
                 samples, holds_pixels = self.take_pixels(samples)
             if self.slots is None:
-                batch = self._unpacked(self._collated(samples), worker)
+                batch = self._unpacked(samples, worker)
             else:
                 batch = self._into_slot(self.slots, samples, worker)
             batch.holds_pixels = holds_pixels
@@ -84,13 +85,15 @@ class Collate:
     def _into_slot(self, slots: SlotWriter, samples: Any, worker: int) -> HostBatch:
         missed = NONE_FREE
         data = None
-        needed = 0
+        needed = needs = 0
         stacks = not self._escapes and stacks_into(self.collate_fn)
         if not stacks:
             data = self.collate_fn(samples)
             needed = packed_bytes(data)
             if not needed or _is_pinned(data):
-                return self._unpacked(data, worker)
+                return HostBatch(data, worker, self.receiver)
+            if unfilled.are_known():  # what is staged may need less
+                needed = 0
         try:
             acquired = slots.acquire(worker, needed)
         except OSError as error:  # not from the user's code, which does not run here
@@ -99,32 +102,42 @@ class Collate:
             missed = TOO_SMALL
         if acquired is not None:
             stamp, buffer = acquired
-            packer = Packer(buffer)
+            packer = Packer(buffer, unfilled.stager() if slots.paints(stamp) else None)
             try:
                 packed = packer.pack(collate_into(packer, samples) if stacks else data)
                 if packed.nbytes:
                     return HostBatch(packed, worker, self.receiver, stamp)
                 data = packed.tree
             except CannotPackError as error:
-                missed = str(error)
+                missed, needs = str(error), error.needed
                 self._escapes = isinstance(error, EscapedError)
             except BaseException:
                 slots.give_back(stamp)
                 raise
             slots.give_back(stamp)
-        if data is None:
-            data = self._collated(samples)
-        return self._unpacked(data, worker, missed)
+        return self._unpacked(samples, worker, data, missed, needs)
 
-    def _collated(self, samples: Any) -> Any:
-        """Collate, unfilled tensors into memory files."""
-        if unfilled.are_known() and sends_files() and stacks_into(self.collate_fn):
-            return collate_into_files(samples)
-        return self.collate_fn(samples)
+    def _unpacked(
+        self, samples: Any, worker: int, data: Any = None, missed: str | None = None, needs: int = 0
+    ) -> HostBatch:
+        """Fill what is unfilled, and send the batch without a slot.
 
-    def _unpacked(self, data: Any, worker: int, missed: str | None = None) -> HostBatch:
-        fill(data)
-        return HostBatch(data, worker, self.receiver, missed=missed)
+        Args:
+            samples: Its samples.
+            worker: Number of this worker.
+            data: What the user's collate function made of them.
+            missed: Why it is in no slot.
+            needs: Bytes of a slot in which it would be.
+        """
+        filled = Filled()
+        if data is None and unfilled.are_known() and sends_files() and stacks_into(self.collate_fn):
+            data = collate_into_files(samples, filled)
+        elif data is None:
+            data = self.collate_fn(samples)
+        rest = fill(data)
+        if missed is not None and not needs and (staged := filled.staged_bytes + rest.staged_bytes):
+            needs = packed_bytes(data) - filled.nbytes - rest.nbytes + staged
+        return HostBatch(data, worker, self.receiver, missed=missed, needs=needs)
 
 
 def _is_pinned(data: Any) -> bool:

@@ -14,6 +14,7 @@ import functools
 import threading
 import warnings
 from collections import deque
+from dataclasses import dataclass
 from itertools import groupby
 from typing import TYPE_CHECKING, Any, Final
 
@@ -276,6 +277,144 @@ class Decoder:
         self._pixel_bytes = max(self._pixel_bytes, like.nbytes)
         return torch.empty_like(like, device=self.device)
 
+    def pinned(self, nbytes: int) -> torch.Tensor:
+        """Return pinned memory, ``(nbytes,)`` uint8; see :class:`BufferPool`."""
+        return self._buffers.take(nbytes)
+
+
+@dataclass(frozen=True, slots=True)
+class StagedLayout:
+    """Where in staged memory the kernels find what of a batch: as :class:`_core.Staging` says once it is finished.
+
+    Attributes:
+        has: Of each image, whether it is staged.
+        used: Bytes of the memory.
+        search: What is to be found.
+        codes: Where sets of codes are.
+        chunks: The parts in which it is decoded.
+    """
+
+    has: bytes
+    used: int
+    search: tuple[int, ...]
+    codes: tuple[int, int]
+    chunks: list[tuple[int, ...]]
+
+    @classmethod
+    def of(cls, staging: _core.Staging) -> StagedLayout:
+        """Finish a staging."""
+        chunks = staging.finish(SCRATCH_MAX_BYTES)
+        return cls(staging.has(), staging.used, staging.search, staging.codes, chunks)
+
+
+class KernelRun:
+    """Runs the kernels for the files of one batch.
+
+    Args:
+        decoder: Has them.
+        memory: The staged files, pinned.
+        bad: Memory for an int32 of each image, pinned.
+    """
+
+    def __init__(self, decoder: Decoder, memory: torch.Tensor, bad: torch.Tensor) -> None:
+        self._decoder = decoder
+        self._memory = memory
+        self.bad = bad  # which images the kernels could not decode
+        self.points: torch.Tensor | None = None  # that the kernels have found
+        self._is_unknown = False  # whether some may have failed
+        self._decoded: Any = None  # an event
+        self._began: Any = None  # one before the kernels, if they are timed
+
+    @property
+    def decode_s(self) -> float:
+        """Seconds that the kernels took; 0 if they were not timed, or have not ended."""
+        if self._began is None or not self._decoded.query():
+            return 0.0
+        return float(self._began.elapsed_time(self._decoded)) * 1e-3
+
+    def start(self, layout: StagedLayout, pixels: torch.Tensor, timing: Timing | None, *, learns: bool) -> None:
+        """Launch them on the current stream, in the batch's turn. All images are bad if that is not possible.
+
+        Args:
+            layout: Of the memory.
+            pixels: Device memory for the batch's pixels.
+            timing: Of the batch's copy; the kernels are timed if that is.
+            learns: Whether points that are found are copied back, to the memory behind the files.
+        """
+        timed = timing is not None and timing.is_timed
+        self._began = gave_up = None
+        if any(chunk[-1] for chunk in layout.chunks) and not self._decoder.add_steps():
+            gave_up = "the kernel for transforms cannot be compiled"
+        else:
+            try:
+                used, point_bytes = layout.used, layout.search[-1]
+                files = self._decoder.memory("files", used + point_bytes)
+                files[:used].copy_(self._memory[:used], non_blocking=True)
+                if timed:
+                    self._began = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
+                    self._began.record()
+                with stage("decode"):
+                    self.bad.copy_(self._decode(layout, files, pixels), non_blocking=True)
+                    if point_bytes and learns:
+                        self.points = self._memory[used : used + point_bytes]
+                        self.points.copy_(files[used : used + point_bytes], non_blocking=True)
+            except torch.OutOfMemoryError:
+                gave_up = "the GPU had no memory left to decode in"
+        if gave_up is not None:
+            self._decoder.give_up(gave_up)
+            self.bad.fill_(1)
+        self._is_unknown = True
+        self._decoded = torch.cuda.Event(blocking=True, enable_timing=timed)  # type: ignore[no-untyped-call]
+        self._decoded.record()
+        if timing is not None:
+            timing.on_gpu = True
+            timing.decode = None if self._began is None else (self._began, self._decoded)
+
+    def _decode(self, layout: StagedLayout, files: torch.Tensor, pixels: torch.Tensor) -> torch.Tensor:
+        """Launch the kernels; return which images they cannot decode, once they have run."""
+        launch, kernels = nvrtc.launcher(files.device), self._decoder.kernels
+        codes, chunks = layout.codes, layout.chunks
+        table_bytes = codes[1] * _core.Staging.table_bytes
+        zeros = table_bytes + _aligned(self.bad.nbytes)  # where the coefficients begin
+        scratch = self._decoder.memory("scratch", zeros + max(sum(chunk[4:6]) for chunk in chunks))
+        bad = scratch[table_bytes : table_bytes + self.bad.nbytes].view(torch.int32)
+        if codes[1]:  # else all files are progressive
+            name, tables_grid, block, arguments = table_launch(codes, files.data_ptr(), scratch.data_ptr())
+            launch(kernels[name], tables_grid, *block, *arguments)
+        scratch[table_bytes : zeros + chunks[0][4]].zero_()
+        for name, grid, block, arguments in self._searches(layout, files, scratch, bad):
+            launch(kernels[name], grid, *block, *arguments)
+        for number, chunk in enumerate(chunks):
+            if number:
+                scratch[zeros : zeros + chunk[4]].zero_()
+            coefficients = scratch.data_ptr() + zeros
+            memory = files.data_ptr(), scratch.data_ptr(), coefficients, coefficients + chunk[4]
+            for name, grid, block, arguments in launches(chunk, *memory, pixels.data_ptr(), bad.data_ptr()):
+                launch(kernels[name], grid, *block, *arguments)
+        return bad
+
+    def _searches(
+        self, layout: StagedLayout, files: torch.Tensor, tables: torch.Tensor, bad: torch.Tensor
+    ) -> Iterator[Any]:
+        """Yield what finds the points of files that the index does not know."""
+        search, sets = layout.search, layout.codes[1]
+        if not search[0]:
+            self._decoder.free("search")  # it is large, and later epochs do not need it
+        else:
+            table_bytes = sets * _core.Staging.find_table_bytes
+            memory = self._decoder.memory("search", table_bytes + search[3])
+            find_tables = memory.data_ptr()
+            addresses = files.data_ptr(), tables.data_ptr(), find_tables, find_tables + table_bytes, bad.data_ptr()
+            yield from find_launches(search, len(self.bad), sets, *addresses)
+
+    def wait(self) -> bool:
+        """Wait until it is known which images are bad; return whether it was not."""
+        if not self._is_unknown:
+            return False
+        self._is_unknown = False
+        self._decoded.synchronize()
+        return True
+
 
 class StagedFiles:
     """The files of one batch in pinned memory, prepared for the kernels.
@@ -315,14 +454,9 @@ class StagedFiles:
         images = self._samples * len(self._parts)
         room = _aligned(images * _core.Staging.bytes_per_image + self._samples * bytes_per_sample)
         memory = allocate(room + 4 * images)
-        self._memory = memory[:room]
-        self._bad = memory[room:].view(torch.int32)  # which images the kernels could not decode
-        self.staging = _core.Staging(self._memory, images, len(self._parts), new_file, most_samples, to_learn)
-        self._chunks: Any = None
-        self._points: torch.Tensor | None = None  # that the kernels have found
-        self._is_unknown = False  # whether some may have failed
-        self._decoded: Any = None  # an event
-        self._began: Any = None  # one before the kernels, if they are timed
+        self._run = KernelRun(decoder, memory[:room], memory[room:].view(torch.int32))
+        self.staging = _core.Staging(memory[:room], images, len(self._parts), new_file, most_samples, to_learn)
+        self._layout: StagedLayout | None = None
 
     def is_staged(self) -> list[bool]:
         """Say of each image whether the kernels decode it.
@@ -364,10 +498,8 @@ class StagedFiles:
 
     @property
     def decode_s(self) -> float:
-        """Seconds that the kernels took; 0 if they were not timed, or have not ended."""
-        if self._began is None or not self._decoded.query():
-            return 0.0
-        return float(self._began.elapsed_time(self._decoded)) * 1e-3
+        """See :class:`KernelRun`."""
+        return self._run.decode_s
 
     def to(self, device: torch.device, *, non_blocking: bool = True, timing: Timing | None = None) -> torch.Tensor:
         """Decode on the current stream, without blocking; return all pixels.
@@ -378,102 +510,40 @@ class StagedFiles:
             timing: Of the batch's copy; the kernels are timed if that is.
         """
         staged = self.staging.has()
-        if self._chunks is None:
+        if self._layout is None:
             self._decoder.learn(self._samples, self.staging.wanted)
         if not any(staged):
             return self._pixels.to(device, non_blocking=non_blocking)
-        if self._chunks is None:
-            self._chunks = self.staging.finish(SCRATCH_MAX_BYTES)
+        if self._layout is None:
+            self._layout = StagedLayout.of(self.staging)
         with self._decoder.turn:
-            return self._launch(staged, timing)
+            return self._launch(self._layout, timing)
 
-    def _launch(self, staged: bytes, timing: Timing | None) -> torch.Tensor:
+    def _launch(self, layout: StagedLayout, timing: Timing | None) -> torch.Tensor:
         pixels = self._decoder.pixels(self._pixels)
+        staged = self.staging.has()
         if 0 in staged:
             for view, parts in enumerate(zip(self.by_view(pixels), self._parts, strict=True)):
                 _copy_unstaged(staged[view :: len(self._parts)], *parts)
-        timed = timing is not None and timing.is_timed
-        self._began = gave_up = None
-        if any(chunk[-1] for chunk in self._chunks) and not self._decoder.add_steps():
-            gave_up = "the kernel for transforms cannot be compiled"
-        else:
-            try:
-                used, point_bytes = self.staging.used, self.staging.search[-1]
-                files = self._decoder.memory("files", used + point_bytes)
-                files[:used].copy_(self._memory[:used], non_blocking=True)
-                if timed:
-                    self._began = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
-                    self._began.record()
-                with stage("decode"):
-                    self._bad.copy_(self._decode(files, pixels), non_blocking=True)
-                    if point_bytes:
-                        self._points = self._memory[used : used + point_bytes]
-                        self._points.copy_(files[used : used + point_bytes], non_blocking=True)
-            except torch.OutOfMemoryError:
-                gave_up = "the GPU had no memory left to decode in"
-        if gave_up is not None:
-            self._decoder.give_up(gave_up)
-            self._bad.fill_(1)
-        self._is_unknown = True
-        self._decoded = torch.cuda.Event(blocking=True, enable_timing=timed)  # type: ignore[no-untyped-call]
-        self._decoded.record()
-        if timing is not None:
-            timing.on_gpu = True
-            timing.decode = None if self._began is None else (self._began, self._decoded)
+        self._run.start(layout, pixels, timing, learns=True)
         return pixels
-
-    def _decode(self, files: torch.Tensor, pixels: torch.Tensor) -> torch.Tensor:
-        """Launch the kernels; return which images they cannot decode, once they have run."""
-        launch, kernels = nvrtc.launcher(files.device), self._decoder.kernels
-        codes = self.staging.codes
-        table_bytes = codes[1] * _core.Staging.table_bytes
-        zeros = table_bytes + _aligned(self._bad.nbytes)  # where the coefficients begin
-        scratch = self._decoder.memory("scratch", zeros + max(sum(chunk[4:6]) for chunk in self._chunks))
-        bad = scratch[table_bytes : table_bytes + self._bad.nbytes].view(torch.int32)
-        if codes[1]:  # else all files are progressive
-            name, tables_grid, block, arguments = table_launch(codes, files.data_ptr(), scratch.data_ptr())
-            launch(kernels[name], tables_grid, *block, *arguments)
-        scratch[table_bytes : zeros + self._chunks[0][4]].zero_()
-        for name, grid, block, arguments in self._searches(files, scratch, bad):
-            launch(kernels[name], grid, *block, *arguments)
-        for number, chunk in enumerate(self._chunks):
-            if number:
-                scratch[zeros : zeros + chunk[4]].zero_()
-            coefficients = scratch.data_ptr() + zeros
-            memory = files.data_ptr(), scratch.data_ptr(), coefficients, coefficients + chunk[4]
-            for name, grid, block, arguments in launches(chunk, *memory, pixels.data_ptr(), bad.data_ptr()):
-                launch(kernels[name], grid, *block, *arguments)
-        return bad
-
-    def _searches(self, files: torch.Tensor, tables: torch.Tensor, bad: torch.Tensor) -> Iterator[Any]:
-        """Yield what finds the points of files that the index does not know."""
-        search, sets = self.staging.search, self.staging.codes[1]
-        if not search[0]:
-            self._decoder.free("search")  # it is large, and later epochs do not need it
-        else:
-            table_bytes = sets * _core.Staging.find_table_bytes
-            memory = self._decoder.memory("search", table_bytes + search[3])
-            find_tables = memory.data_ptr()
-            addresses = files.data_ptr(), tables.data_ptr(), find_tables, find_tables + table_bytes, bad.data_ptr()
-            yield from find_launches(search, len(self._bad), sets, *addresses)
 
     def failed(self) -> list[int]:
         """Return the images that the kernels could not decode.
 
         Their pixels are wrong. Blocks until they are known.
         """
-        if not self._is_unknown:
+        run = self._run
+        if not run.wait():
             return []
-        self._is_unknown = False
-        self._decoded.synchronize()
-        if self._points is not None:
+        if run.points is not None:
             with contextlib.suppress(MemoryError):  # the batch does not need it
-                if not (found := self.staging.found(self._points, self._bad)).done:
+                if not (found := self.staging.found(run.points, run.bad)).done:
                     self._decoder.found(found)
-            self._points = None
-        if not self._bad.any():
+            run.points = None
+        if not run.bad.any():
             return []
-        flags, staged = self._bad.tolist(), self.staging.has()
+        flags, staged = run.bad.tolist(), self.staging.has()
         return [image for image, is_staged in enumerate(staged) if is_staged and flags[self.staging.owner(image)]]
 
 

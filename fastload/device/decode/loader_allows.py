@@ -13,12 +13,12 @@ if TYPE_CHECKING:
     from fastload.pipeline.recipe import Recipe
 
 
-def not_on_gpu_because(loader: LoaderConfig[object], recipe: Recipe, device: torch.device) -> str | None:
-    """Why the decode threads decode every image; None if the GPU can decode some.
+def not_on_gpu_because(loader: LoaderConfig[object], recipe: Recipe | None, device: torch.device) -> str | None:
+    """Why the decode threads, or workers, decode every image; None if the GPU can decode some.
 
     Args:
         loader: Its options count.
-        recipe: How to make its samples.
+        recipe: How to make its samples, if the dataset does not.
         device: Where batches go.
     """
     if device.type != "cuda" or torch.version.hip is not None:
@@ -29,7 +29,7 @@ def not_on_gpu_because(loader: LoaderConfig[object], recipe: Recipe, device: tor
         return "device_prefetch=0 copies on the consumer's stream"
     if not pins(loader, device):
         return "max_pinned_bytes=0, and files are copied through pinned memory"
-    if recipe.in_memory:
+    if recipe is not None and recipe.in_memory:
         return "the images are arrays"
     from fastload.device import nvrtc
 

@@ -159,7 +159,7 @@ def _prepare_lazy_images() -> bool:
     from fastload.lazy import images as lazy_images
 
     _stages_of_webdataset()  # forked workers inherit what is imported here, as is the next line
-    importlib.import_module("fastload.deferred.functions")
+    _deferral_class()
     return lazy_images.prepare()
 
 
@@ -178,7 +178,7 @@ def _stages_of_webdataset() -> Any:
     return webdataset_stages
 
 
-def install_lazy_images(*, deferred: bool) -> Deferral | None:
+def install_lazy_images(deferred: bool) -> Deferral | None:
     """Make Pillow's images lazy in this worker process.
 
     Args:

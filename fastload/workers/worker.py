@@ -88,7 +88,7 @@ class WorkerSetup:
             if sys.getswitchinterval() == _USUAL_SWITCH_S:  # else the user has set it
                 sys.setswitchinterval(SWITCH_S)
             if self.native is None:
-                worker.deferral = install_lazy_images(deferred=self.deferred)
+                worker.deferral = install_lazy_images(self.deferred)
         if self.resumed is not None:
             states, progress.read_again = self.resumed
             progress.resumed = states[worker_id]

@@ -20,7 +20,7 @@ from torchvision import tv_tensors
 from fastload import FastLoader
 from fastload.deferred import stacks
 from fastload.deferred.content import Content
-from fastload.deferred.memory import content_of, register
+from fastload.deferred.memory import content_of
 from fastload.memory import packing, sending, unfilled
 from fastload.memory.packing import Packer, collate_into, unpack
 from fastload.memory.sending import FileStacker, Sent, fill
@@ -112,8 +112,6 @@ def test_samples_of_several_views_and_those_with_channels_last_are_stacked(way):
     assert same(way([deferred(pair[0]), deferred(pair[0])]), theirs)
     assert same(way([deferred(pair[1]), deferred(pair[1])]), theirs)
     rows = [deferred(content, single=True).permute(1, 2, 0) for content in made]
-    for row, content in zip(rows, made, strict=True):
-        register(row, content)
     assert same(way(rows), torch.stack([expected(content)[0].permute(1, 2, 0) for content in made]))
 
 
@@ -122,8 +120,6 @@ def test_images_of_torchvision_become_plain_tensors(way):
     made = contents()
     theirs = torch.stack([expected(content)[0] for content in made])
     samples = [tv_tensors.Image(deferred(content, single=True)) for content in made]
-    for sample, content in zip(samples, made, strict=True):
-        register(sample, content)
     with mock.patch.object(torch, "stack", side_effect=AssertionError):
         assert same(way(samples), theirs)
 

@@ -78,6 +78,7 @@ OWN = {
     "max_index_bytes": 256 << 20,
     "jpeg_index": None,
     "decode": "auto",
+    "deferred": True,
 }
 
 

@@ -113,7 +113,7 @@ def test_a_setup_is_picklable_and_runs_the_users_worker_init_fn_last(monkeypatch
     assert (copied.worker_init_fn, copied.promptly, copied.native) == (configure, True, None)
     dataclasses.replace(copied, worker_init_fn=lambda number: calls.append(("user", number)))(0)
     start = [("take_signals", 7), ("show_own_dataset",), ("send_errors",), ("install", True)]
-    assert calls == [*start, ("switch", worker.SWITCH_S), ("install_lazy_images",), ("user", 0)]
+    assert calls == [*start, ("switch", worker.SWITCH_S), ("install_lazy_images", True), ("user", 0)]
     with pytest.raises(ZeroDivisionError):
         dataclasses.replace(copied, worker_init_fn=lambda number: 1 // number)(0)
 

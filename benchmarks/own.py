@@ -36,17 +36,16 @@ from benchmarks.commands import OWN_PARTS
 from benchmarks.contenders import ceiling
 from benchmarks.contenders._job import Job
 from benchmarks.recipes import choose, to_gpu, where
-from fastload import FastLoader, _core, verify
+from fastload import FastLoader, verify
 from fastload._arguments import check_names
 from fastload.bench._compare import race
 from fastload.bench._data import ENDLESS, EndlessDraws, check_shared_memory
 from fastload.bench._steps import TrainingStep, check_model, fixed_shapes, time_steps, whole_bursts
-from fastload.deferred.functions import Deferral
-from fastload.lazy import images as lazy_images
 from fastload.measurement.clock import clock_for
 from fastload.measurement.console import console
 from fastload.measurement.record import Spread, environment, interleave, ratio, save
 from fastload.torch_workers.processes import forking_workers
+from fastload.workers.start import install_lazy_images
 
 DEFERRED: Final = {"deferred=False": False, "deferred=True": True}
 """Both FastLoaders by name."""
@@ -69,8 +68,12 @@ class Alone:
 
     def __init__(self, datasets: dict[str, Any], batch_size: int) -> None:
         self._datasets, self._batch_size = datasets, batch_size
-        self._deferral = Deferral()
-        self.can_defer = _core.guard_pages() and lazy_images.install(self._deferral.install)
+        self._deferral: Any = install_lazy_images(deferred=True)
+
+    @property
+    def can_defer(self) -> bool:
+        """Whether tensors can be deferred here."""
+        return self._deferral is not None
 
     def turn(self, name: str, seconds: float) -> tuple[float, float, int]:
         """Return images/s, deferred tensors per image, and how often pixels were read."""

@@ -15,7 +15,6 @@ from PIL import Image
 from benchmarks import own
 from benchmarks.__main__ import main as run_benchmark
 from benchmarks._recipe_steps import OwnImages, ThroughArray
-from fastload import _core
 from fastload.bench.photos import PhotoSet, write_photos
 
 optional.needed("skimage", "rich")
@@ -78,7 +77,7 @@ def test_a_process_that_dies_ends_its_part_alone(run, monkeypatch) -> None:
 
 
 def test_python_is_skipped_where_nothing_can_be_deferred(run, monkeypatch, capsys) -> None:
-    monkeypatch.setattr(_core, "guard_pages", lambda: False)
+    monkeypatch.setattr(own, "install_lazy_images", lambda deferred: None)
     code, record = run("--parts", "python")
     assert (code, record["complete"]) == (0, True)
     assert "no guard pages" in record["python"]["skipped"]

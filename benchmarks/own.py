@@ -199,8 +199,10 @@ def measure(args: argparse.Namespace, recipe: TrainingRecipe, source: Source) ->
             epochs_per_s = race({name: loaders[name]}, 1, 1, receive)[name].median
             order *= math.ceil(args.turn_seconds * epochs_per_s)
         images = {name: len(order) or source.images for name, order in orders.items()}
+        ours = loaders["deferred=True"]
+        before = ours.stats()
         speeds = race(loaders, images, args.repeats, receive)
-        stats, plan = loaders["deferred=True"].stats(), loaders["deferred=True"].plan
+        stats, plan, raced = ours.stats(), ours.plan, images["deferred=True"] * (args.repeats + 1)
     finally:
         for name in DEFERRED:
             loaders[name].close()
@@ -212,8 +214,8 @@ def measure(args: argparse.Namespace, recipe: TrainingRecipe, source: Source) ->
         "images_per_s": {name: spread.record() for name, spread in speeds.items()},
         "speedup": ratio(speeds["deferred=True"], speeds["torch"]).record(),
         "over_undeferred": ratio(speeds["deferred=True"], speeds["deferred=False"]).record(),
-        "deferred_per_image": stats.deferred_images / max(1, stats.images),
-        "looks": stats.looks,
+        "deferred_per_image": (stats.deferred_images - before.deferred_images) / raced,
+        "looks": stats.looks - before.looks,
         "looks_at": list(stats.fetch.looks_at),
     }
 

@@ -118,7 +118,7 @@ def processes(count: int, *arguments: Any) -> Iterator[list[Any]]:
             theirs.close()  # before the next fork, so that the pipe ends with its process
             running.append((process, ours))
         yield [ours for _, ours in running]
-    except EOFError as error:
+    except (EOFError, ConnectionError) as error:
         raise RuntimeError("a process of 'python' ended early; what it wrote stands above") from error
     finally:
         for process, ours in running:

@@ -68,7 +68,16 @@ def test_rates_of_all_processes_are_added_up(run, monkeypatch) -> None:
 
 
 def test_a_process_that_dies_ends_its_part_alone(run, monkeypatch) -> None:
-    monkeypatch.setattr(own.Alone, "turn", lambda self, name, seconds: os._exit(1))
+    forks: list[None] = []
+    forking = own.forking_workers
+
+    def turn(self, name, seconds):
+        if len(forks) == 2:  # the last process, of whose pipe only this one may have held the other end
+            os._exit(1)
+        return 1.0, 1.0, 0
+
+    monkeypatch.setattr(own, "forking_workers", lambda: forks.append(None) or forking())
+    monkeypatch.setattr(own.Alone, "turn", turn)
     monkeypatch.setattr(own, "measure", lambda *given: {"skipped": "not today"})
     code, record = run("--parts", "python,loader")
     assert (code, record["complete"]) == (1, True)

@@ -197,6 +197,32 @@ class OwnSamples(Dataset[Any]):
         return {"img": self.transform(Image.open(path).convert("RGB")), "cls": target}
 
 
+class OwnImages(Dataset[Any]):
+    """Opens a file per sample, takes a black image where it cannot be read, and gives a dict."""
+
+    def __init__(self, samples: Sequence[tuple[str, int]], transform: Callable[[Any], Any]) -> None:
+        self.samples = samples
+        self.transform = transform
+
+    def __len__(self) -> int:
+        return len(self.samples)
+
+    def __getitem__(self, index: int) -> dict[str, Any]:
+        path, label = self.samples[index]
+        try:
+            image = Image.open(path).convert("RGB")
+        except OSError:
+            image = Image.new("RGB", (224, 224))
+        return {"pixel_values": self.transform(image), "label": label}
+
+
+class ThroughArray:
+    """Reads every pixel of an image as an array, and goes on with an image of that."""
+
+    def __call__(self, image: Any) -> Any:
+        return Image.fromarray(np.asarray(image))
+
+
 def stack_crops(samples: Any) -> dict[str, torch.Tensor]:
     """Stack two global crops and the local ones, crop by crop."""
     crops = [torch.stack(views) for views in zip(*(views for views, _ in samples), strict=True)]

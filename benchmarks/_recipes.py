@@ -40,7 +40,8 @@ class Source:
     @property
     def samples(self) -> list[tuple[str, int]]:
         """Path and class of each sample."""
-        return [ImageFolder(str(self.folder)).samples[index] for index in self.indices]
+        files = ImageFolder(str(self.folder)).samples
+        return [files[index] for index in self.indices]
 
     @property
     def indices(self) -> list[int]:
@@ -269,9 +270,12 @@ RECIPES: Final = (
 """In the order of the documentation."""
 
 
-def _augmented(*middle: Any, behind: tuple[Any, ...] = ()) -> Callable[[Source], dict[str, Any]]:
-    crop = transforms.RandomResizedCrop(224), transforms.RandomHorizontalFlip()
-    return _of(*crop, *middle, *_tensor(), *behind)
+def _parts(*middle: Any, behind: tuple[Any, ...] = ()) -> list[Any]:
+    return [transforms.RandomResizedCrop(224), transforms.RandomHorizontalFlip(), *middle, *_tensor(), *behind]
+
+
+def _augmented(*middle: Any, **rest: Any) -> Callable[[Source], dict[str, Any]]:
+    return _of(*_parts(*middle, **rest))
 
 
 _JITTER: Final = transforms.RandomApply([transforms.ColorJitter(0.4, 0.4, 0.4, 0.1)], p=0.8)
@@ -305,3 +309,33 @@ PIPELINES: Final = (
     TrainingRecipe("one step of Python", "crop, flip, a class of one's own, to tensor", _augmented(steps.Marked())),
 )
 """Pipelines of ``onecore``."""
+
+
+def _own(*parts: Any) -> Callable[[Source], dict[str, Any]]:
+    transform = transforms.Compose(list(parts))
+    return lambda source: {"dataset": steps.OwnImages(source.samples, transform), "shuffle": True}
+
+
+OWN: Final = (
+    TrainingRecipe("own dataset, classic", "crop, flip", _own(*_parts())),
+    TrainingRecipe(
+        "own dataset, RandAugment",
+        "crop, flip, RandAugment, erasing",
+        _own(*_parts(transforms.RandAugment(), behind=(transforms.RandomErasing(0.25),))),
+    ),
+    TrainingRecipe(
+        "own dataset, ColorJitter",
+        "crop, flip, ColorJitter at 0.8, RandomGrayscale",
+        _own(*_parts(*_jitter(0.4, 0.4, 0.2, 0.1))),
+    ),
+    TrainingRecipe(
+        "own dataset, np.asarray", "every pixel read by the program, crop, flip", _own(steps.ThroughArray(), *_parts())
+    ),
+)
+"""Pipelines of ``own``, from a dataset that the program's author has written."""
+
+ELSEWHERE: Final = tuple(
+    _KNOWN[name]
+    for name in ("SimCLR", "DINOv2", "Hugging Face classification", "open_clip", "Ultralytics classification")
+)
+"""Other recipes of ``own``, whose programs have more of their own code than transforms."""

@@ -16,7 +16,7 @@ from fastload.commands.cli import Command, Table, always
 
 ORDER: Final = (
     *("peers", "decode", "recipes", "slots", "step", "ladder", "multigpu", "gpudecode", "ceiling", "insight", "state"),
-    *("overhead", "onecore", "verdicts", "tune", "sources"),
+    *("overhead", "onecore", "own", "verdicts", "tune", "sources"),
 )
 """Benchmarks of ``all``; ``peers`` asks several questions, and ``demo`` shows what ``ladder`` measures."""
 
@@ -25,6 +25,7 @@ THREADS: Final = {"loaders": (1, 2, 4, 8, 16), "firstbatch": (8,), "cpu": (8,), 
 
 MODELS: Final = ("resnet50", "resnet18", VIT_S)  # default models of `train`
 GPU_PARTS: Final = ("kernels", "epochs", "step", "verify")  # parts of `gpudecode`
+OWN_PARTS: Final = ("python", "loader", "step")  # parts of `own`
 
 EDGES: Final = {256: 1000, 500: 1000, 1000: 500, 2000: 160, 4000: 64}
 """Long edges in pixels of ``scaling``, and the images of each: enough to be varied, few enough to be written soon."""
@@ -241,6 +242,21 @@ BENCHMARKS: Final[Table] = {
         "programs that gain nothing: what they lose",
         number("--repeats", "pairs of epochs", Sized(20, 2)),
         data=False,
+    ),
+    "own": _benchmark(
+        "own",
+        "a dataset of one's own: its Python alone, its loader, training",
+        option("--parts", metavar="A,B", default=",".join(OWN_PARTS), help="parts to run (default: %(default)s)"),
+        option("--only", metavar="A,B", help="recipes whose names contain one of these"),
+        number("--seconds", "length of all parts, about; what is left then is left out", kind=positive),
+        number("--threads", "worker processes", Sized(max(1, min(15, usable_cpus() - 1)), 2)),
+        number("--images", "samples of the datasets", Sized(3840, 16)),
+        number("--batch-size", "images per batch", Sized(64, 4)),
+        number("--turn-seconds", "length of each turn, about", Sized(1.5, 0.02), positive),
+        number("--repeats", "turns of each", Sized(5, 1)),
+        model(Sized("resnet50", TINY)),
+        number("--step-batch-size", "images per training step", Sized(256, 4)),
+        number("--steps", "training steps of a turn, about", Sized(20, 2)),
     ),
     "peers": _peers(
         None,

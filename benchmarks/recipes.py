@@ -58,7 +58,7 @@ def measure(recipe: TrainingRecipe, source: Source, workers: int, repeats: int) 
         return {**row, "same": False, "difference": str(same)}
     with FastLoader(**given, exact=recipe.exact) as ours:
         loaders: dict[str, DataLoader[Any]] = {"torch": DataLoader(**given), "fastload": ours}
-        speeds = race(loaders, source.images, repeats, {"torch": _to_gpu} if on_gpu else None)
+        speeds = race(loaders, source.images, repeats, {"torch": to_gpu} if on_gpu else None)
         plan = ours.plan
     return {
         **row,
@@ -70,7 +70,9 @@ def measure(recipe: TrainingRecipe, source: Source, workers: int, repeats: int) 
     }
 
 
-def _to_gpu(batch: Any) -> None:
+def to_gpu(batch: Any) -> None:
+    """Copy a pinned batch to the GPU, images in channels_last, as a training loop does."""
+
     def moved(tensor: Any) -> Any:
         there = tensor.to("cuda", non_blocking=True)
         return there.contiguous(memory_format=torch.channels_last) if there.dim() == 4 else there
@@ -101,7 +103,7 @@ def main(args: argparse.Namespace) -> int:
 def measure_all(args: argparse.Namespace, recipes: Sequence[TrainingRecipe]) -> int:
     """Measure the chosen recipes; 1 if batches differ from torch's."""
     check_data(args.data)
-    chosen = _choose(recipes, args.only)
+    chosen = choose(recipes, args.only)
     check_shared_memory(args.workers, 10 * args.batch_size)
     count = 16 if args.quick else 512
     folder = args.data or write_photos(Path(".fastload") / f"photos-{count}", PhotoSet(count=count)).path
@@ -128,7 +130,8 @@ def measure_all(args: argparse.Namespace, recipes: Sequence[TrainingRecipe]) -> 
     return int(found["same"] + found["skipped"] < found["recipes"])
 
 
-def _choose(recipes: Sequence[TrainingRecipe], only: str | None) -> list[TrainingRecipe]:
+def choose(recipes: Sequence[TrainingRecipe], only: str | None) -> list[TrainingRecipe]:
+    """Return the recipes whose names contain one of the parts of ``--only``."""
     parts = (only or "").lower().split(",")
     for part in parts:
         if not any(part in recipe.name.lower() for recipe in recipes):

@@ -281,6 +281,54 @@ def cluster(record: dict[str, Any]) -> str:
     return f"{shown}\n\nMedians; {tasks}, Ray {record['ray']}."
 
 
+def own(record: dict[str, Any]) -> str:
+    """Programs with a dataset of their own: their Python alone, the loaders, training; what was not measured."""
+    threads = str(record["parameters"]["threads"])
+    alone = record.get("python", {}).get("processes", {})
+    said = []
+    rows = []
+    for row in record.get("loader", {}).get("rows", []):
+        known = [row["recipe"], row["what"]]
+        if (gain := row.get("speedup")) is None:
+            reason = row.get("skipped") or row.get("failed") or "different batches"
+            rows.append([*known, " ".join(reason.split()).replace("|", "/"), *[GAP] * 6])
+            continue
+        most = alone.get(threads, {}).get(row["recipe"])
+        limits = [GAP, GAP]
+        if most is not None:
+            allowed = median(most["images_per_s"])
+            limits = [f"{allowed:,.0f}", _percent(median(row["images_per_s"]["deferred=True"]) / allowed)]
+        place = row["where"].removeprefix("workers, ")
+        rates = _rates(row, "torch", "deferred=False", "deferred=True")
+        rows.append([*known, place, *rates, with_farthest(gain, ".1f", "×"), *limits])
+    if rows:
+        header = ["program", "transforms", "runs on", "torch, images/s", "`deferred=False`", "`deferred=True`"]
+        said.append(table([*header, "speed-up", "its Python allows", "of that"], rows, texts=3))
+    allows = [
+        f"{count} processes "
+        + ", ".join(f"{name.partition(', ')[2]} {median(of['images_per_s']):,.0f}" for name, of in by.items())
+        for count, by in alone.items()
+    ]
+    if allows:
+        said.append(f"The Python of an own dataset alone allows, in images/s: {'; '.join(allows)}.")
+    trained = record.get("step", {})
+    rows = [
+        [name, *(with_farthest(of["ms_per_step"][who], ".1f", " ms") for who in of["ms_per_step"])]
+        + [f"{median(share):.1%}" for share in of["share_of_ceiling"].values()]
+        for name, of in trained.get("recipes", {}).items()
+    ]
+    if rows:
+        columns = ["data on the GPU", "`deferred=False`", "`deferred=True`"]
+        header = [f"a {_model(trained['model'])} step from", *columns, *(f"share, {name}" for name in columns[1:])]
+        said.append(table(header, rows))
+    for name in record["parameters"]["parts"]:
+        part = record.get(name, {})
+        if reason := part.get("skipped") or part.get("failed"):
+            said.append(f"Not measured: {name}, {' '.join(reason.split())}.")
+    data = record["dataset"]
+    return "\n\n".join([*said, f"{threads} workers; {data['images']} images of {data['mean_kb']:,.0f} KB."])
+
+
 def gpudecode(record: dict[str, Any]) -> str:
     """The kernels, a step beside them, the crops compared; reasons for parts without figures."""
     parts = _measured(record)
@@ -768,7 +816,7 @@ def _versions(record: dict[str, Any]) -> str:
 
 TABLES: Final[dict[str, Callable[[dict[str, Any]], str]]] = {
     **{made.__name__: made for made in (ladder, step, slots, decode, recipes, onecore, sources, programs, fit)},
-    **{made.__name__: made for made in (objectstore, cluster, gpudecode, overhead, share, beside)},
+    **{made.__name__: made for made in (objectstore, cluster, own, gpudecode, overhead, share, beside)},
 }
 """What stands between markers on a page, by the table's name, beside those of :data:`COLUMNS`."""
 

@@ -43,14 +43,15 @@ def count_same(ours: Iterable[Any], theirs: Iterable[Any], seed: int = 0) -> int
 
 def race(
     loaders: Mapping[str, Iterable[Any]],
-    images: int,
+    images: int | Mapping[str, int],
     repeats: int,
     receive: Mapping[str, Callable[[Any], object]] | None = None,
 ) -> dict[str, Spread]:
     """Images/s of whole epochs, the loaders in turn.
 
     The loaders should keep their workers (``persistent_workers``): each runs an epoch before the first that counts, and
-    while one of them runs, the workers of the others sleep. ``receive`` has functions that take each batch of a loader.
+    while one of them runs, the workers of the others sleep. ``images`` is the number of an epoch, or of each loader's.
+    ``receive`` has functions that take each batch of a loader.
     """
 
     def epoch(name: str) -> float:
@@ -61,7 +62,8 @@ def race(
                 use(batch)
         if torch.cuda.is_available():
             torch.cuda.synchronize()
-        return images / (time.perf_counter() - start)
+        count = images if isinstance(images, int) else images[name]
+        return count / (time.perf_counter() - start)
 
     contenders = {name: functools.partial(epoch, name) for name in loaders}
     for contender in contenders.values():

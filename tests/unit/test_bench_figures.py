@@ -281,6 +281,40 @@ def test_programs_are_counted_as_their_record_says(results):
     assert "chance.py, where two epochs of torch's own loader differ" in shown("programs", record)
 
 
+def test_own_datasets_are_shown_beside_what_their_python_allows(results):
+    row = {
+        "recipe": "own dataset, classic",
+        "what": "crop, flip",
+        "where": "workers, lazy images",
+        "images_per_s": {"torch": spread(3000), "deferred=False": spread(7000), "deferred=True": spread(30000)},
+        "speedup": spread(10),
+    }
+    alone = {"own dataset, classic": {"images_per_s": spread(40000)}}
+    trained = {
+        "ms_per_step": {"resident": spread(50), "deferred=False": spread(100), "deferred=True": spread(51)},
+        "share_of_ceiling": {"deferred=False": spread(0.5), "deferred=True": spread(0.98)},
+    }
+    record = {
+        **gpudecode(),
+        "benchmark": "own",
+        "parameters": {"threads": 15, "parts": ["python", "loader", "step"]},
+        "python": {"processes": {"2": {"own dataset, classic": {"images_per_s": spread(6000)}}, "15": alone}},
+        "loader": {"rows": [row, {**row, "recipe": "SimCLR"}, {"recipe": "x", "what": "y", "skipped": "no x"}]},
+        "step": {"model": "resnet50", "recipes": {"own dataset, classic": trained}},
+    }
+    text = shown("own", record)
+    known = "crop, flip | lazy images | 3,000 | 7,000 | 30,000 | 10.0 ± 1.0× |"
+    assert f"| own dataset, classic | {known} 40,000 | 75% |" in text
+    assert f"| SimCLR | {known} – | – |" in text
+    assert "| x | y | no x | – | – | – | – | – | – |" in text
+    assert "alone allows, in images/s: 2 processes classic 6,000; 15 processes classic 40,000." in text
+    assert "| own dataset, classic | 50.0 ± 5.0 ms | 100.0 ± 10.0 ms | 51.0 ± 5.1 ms | 50.0% | 98.0% |" in text
+    assert text.endswith("\n\n15 workers; 1000 images of 53 KB.")
+    without = shown("own", {**record, "python": {"skipped": "no guard pages"}, "step": {"failed": "no memory"}})
+    assert f"| own dataset, classic | {known} – | – |" in without
+    assert "Not measured: python, no guard pages.\n\nNot measured: step, no memory." in without
+
+
 def gpudecode(**parts):
     """A record of decoding on the GPU."""
     return {

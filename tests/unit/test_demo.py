@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import re
 import shutil
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import optional
@@ -14,6 +16,7 @@ import torch
 from torch.utils.data import DataLoader, Dataset
 
 from fastload import FastLoader
+from fastload.bench import _compare
 from fastload.bench._compare import count_same, race
 from fastload.bench.photos import PhotoSet, write_photos
 from fastload.commands import cli
@@ -77,6 +80,13 @@ def test_race_runs_every_loader_once_more_than_it_counts_and_uses_its_batches() 
     assert epochs == ["a", "b", "a", "b", "b", "a"]
     assert used == [1, 2] * 3
     assert [len(spread.values) for spread in result.values()] == [2, 2]
+
+
+def test_race_counts_each_loaders_own_images(monkeypatch: pytest.MonkeyPatch) -> None:
+    seconds = itertools.count()
+    monkeypatch.setattr(_compare, "time", SimpleNamespace(perf_counter=lambda: float(next(seconds))))
+    result = race({"a": [1], "b": [1]}, {"a": 8, "b": 80}, 1)
+    assert {name: spread.median for name, spread in result.items()} == {"a": 8.0, "b": 80.0}
 
 
 def demo(*given: object) -> int:

@@ -199,15 +199,19 @@ def install_lazy_images(deferred: bool) -> Deferral | None:
     return deferral
 
 
+def _deferral_class() -> type[Deferral]:
+    from fastload.deferred.functions import Deferral
+
+    return Deferral
+
+
 def _deferral() -> Deferral | None:
     from fastload.deferred import memory, stacks
-    from fastload.deferred.functions import Deferral
 
     if not memory.guard_pages():
         return None
-
     stacks.install()
-    return Deferral()
+    return _deferral_class()()
 
 
 def start_epoch(view: DataLoader[Any], resumption: Resumption | None = None) -> Iterator[Any]:

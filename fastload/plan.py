@@ -18,6 +18,7 @@ from fastload.autoscale.policy import NATIVE_STREAMS, AutoWorkers, cores_for_loa
 from fastload.loader_state import state_of
 from fastload.memory.limits import pinned_limit, pins, slots_wanted
 from fastload.options import LEVELS_OFF, can_pin, has_own_iterator, has_state, has_streams, resolve_device
+from fastload.stats.diagnosis import at_most
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -125,10 +126,13 @@ def make_plan(loader: LoaderConfig[Any], route: Route, stats: Stats) -> Plan:
     reads = "next(dataset)" if isinstance(loader.dataset, IterableDataset) else "dataset[index]"
     workers = loader.num_workers
     place = f"{workers} worker process{'es' if workers != 1 else ''}" if workers else "main process"
-    lazy = ON_LAZY_IMAGES if route.is_lazy and around is None else ""
+    is_lazy = route.is_lazy and around is None
+    lazy = ON_LAZY_IMAGES if is_lazy else ""
     fetch = Step("fetch", place, f"{reads} of {type(loader.dataset).__name__}, unchanged{lazy}{_seeded(loader)}")
     of_dataset = _UNCHANGED if around is None else "decode threads of this process make no batches: "
     notes = [*(f"{of_dataset}{reason}" for reason in route.reasons), *_old_index(loader.dataset)]
+    if is_lazy and loader.deferred:
+        notes.append(_deferred(route, stats))
     if around is not None:
         threads = f"{place}, a decode thread each" if workers else f"{cores_for_loading()} decode threads, in next()"
         fetch = Step("decode", threads, f"{_decodes(loader, around)}, then {_becomes(around)}")
@@ -305,6 +309,18 @@ def _decoded_on_gpu(loader: LoaderConfig[Any], route: Route, stats: Stats) -> st
         side = "the GPU decodes" if policy.on_gpu else "threads decode"
         so_far += f"; now {side}, as {policy.why}"
     return f"{when} {what}{so_far}"
+
+
+def _deferred(route: Route, stats: Stats) -> str:
+    """How pixels of deferred images are made, and what looked at them before."""
+    by_gpu = route.device.type == "cuda" and route.no_slots is None and route.not_on_gpu is None
+    painter = "the GPU, from slots," if by_gpu else "the workers"
+    said = f"deferred: {painter} make the pixels when a batch is sent"
+    if stats.deferred_images:
+        said += (
+            f"; so far of {stats.deferred_images:,} images, which the program looked at {stats.looks:,} times before"
+        )
+    return said + at_most(stats.fetch.looks_at)
 
 
 def _becomes(recipe: Recipe) -> str:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 import os
+import time
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Final
 
@@ -13,7 +15,7 @@ import torch
 from fastload import _core
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterator, Sequence
 
     from numpy.typing import NDArray
 
@@ -90,8 +92,9 @@ class Content:
             out: ``(nbytes,)``; must be writable, aligned to the values' size.
         """
         size = self.nbytes // len(self.images)
-        for number in _failed(self.core().paint(out)):
-            self._by_pillow(number, out[number * size : (number + 1) * size])
+        with _timed():
+            for number in _failed(self.core().paint(out)):
+                self._by_pillow(number, out[number * size : (number + 1) * size])
 
     def write(self, file: int, offset: int = 0) -> None:
         """Write all values to a file, without other memory for them. Else as :meth:`paint`.
@@ -100,16 +103,37 @@ class Content:
             OSError: They cannot be written.
         """
         size = self.nbytes // len(self.images)
-        for number in _failed(self.core().write(file, offset)):
-            out = np.empty(size, np.uint8)
-            self._by_pillow(number, out)
-            rest, at = memoryview(out.data), offset + number * size
-            while rest:
-                written = os.pwrite(file, rest, at)
-                rest, at = rest[written:], at + written
+        with _timed():
+            for number in _failed(self.core().write(file, offset)):
+                out = np.empty(size, np.uint8)
+                self._by_pillow(number, out)
+                rest, at = memoryview(out.data), offset + number * size
+                while rest:
+                    written = os.pwrite(file, rest, at)
+                    rest, at = rest[written:], at + written
 
     def _by_pillow(self, number: int, out: NDArray[np.uint8]) -> None:
         self.core().paint_levels(number, np.ascontiguousarray(self.images[number].pixels()), out)
+
+
+_painted_s = 0.0
+
+
+@contextlib.contextmanager
+def _timed() -> Iterator[None]:
+    global _painted_s
+    begun = time.perf_counter()
+    try:
+        yield
+    finally:
+        _painted_s += time.perf_counter() - begun
+
+
+def take_painted_s() -> float:
+    """Seconds that painting took here since the last call, but for what was touched before."""
+    global _painted_s
+    seconds, _painted_s = _painted_s, 0.0
+    return seconds
 
 
 def joined(contents: Sequence[Content], *, planar: bool) -> Content:

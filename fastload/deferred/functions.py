@@ -19,7 +19,7 @@ from PIL import Image
 
 from fastload import _core
 from fastload.deferred import memory
-from fastload.deferred.content import Content
+from fastload.deferred.content import Content, take_painted_s
 from fastload.deferred.geometry import SIDE_MIN, strides_of
 from fastload.deferred.recorder import Recorder, described, is_plain_context, shared_table
 from fastload.lazy import functions as lazy_functions
@@ -74,6 +74,7 @@ class Deferral:
         self.recorder = Recorder()
         self.deferred = 0
         self._thread = self._told = 0
+        self.take_painted_s = take_painted_s
         self._tables: dict[Any, tuple[torch.Tensor, bool, bool] | None] = {}
 
     def install(self) -> None:

@@ -256,14 +256,12 @@ def _meanwhile(stats: Stats, which: Bottleneck) -> str:
     if which is Bottleneck.STORAGE:
         return (
             f"while samples were read, {fetch.blocked / known:.0%} of which {by} were blocked and computed nothing"
-            f"{_at(fetch.waits_at)}"
+            f"{at_most(fetch.waits_at)}"
         )
     if which is Bottleneck.DECODE and not fetch.sampled_s:
         return f"while {by} read and decoded"
     if which is Bottleneck.DECODE:
-        return (
-            f"while samples were read, {fetch.decoding / known:.0%} of which went into decoding{_at(fetch.computes_at)}"
-        )
+        return f"while samples were read, {fetch.decoding / known:.0%} of which went into decoding{at_most(fetch.computes_at)}"
     if which is Bottleneck.PYTHON and "python" in stages:
         made = stages["python"]
         return (
@@ -273,7 +271,7 @@ def _meanwhile(stats: Stats, which: Bottleneck) -> str:
     if which is Bottleneck.PYTHON:
         return (
             f"while samples were read, {fetch.computing / known:.0%} of which the dataset's own code and its "
-            f"transforms computed{_at(fetch.computes_at)}"
+            f"transforms computed{at_most(fetch.computes_at)}"
         )
     if which is Bottleneck.EPILOGUE:
         return (
@@ -321,7 +319,7 @@ def _remedy(stats: Stats, which: Bottleneck) -> str:
     if which in (Bottleneck.DECODE, Bottleneck.PYTHON) and stats.looks * _LOOKS_MIN > stats.images:
         return (
             f"let the transforms leave pixels alone before the batch is sent (they are looked at"
-            f"{_at(stats.fetch.looks_at)}); or {REMEDIES[which]}"
+            f"{at_most(stats.fetch.looks_at)}); or {REMEDIES[which]}"
         )
     if which is Bottleneck.COLLATE and native:
         return "keep targets plain (numbers, small tensors), which one thread collates, and other Python threads few"
@@ -355,7 +353,7 @@ def _figures(stats: Stats) -> list[str]:
         lines.append(f"{_made_in_python(stats)}, which the native engine does not decode")
     if stats.deferred_images:
         looks = (
-            f", which were looked at {_count(stats.looks, 'time')} before{_at(stats.fetch.looks_at)}"
+            f", which were looked at {_count(stats.looks, 'time')} before{at_most(stats.fetch.looks_at)}"
             if stats.looks
             else ""
         )
@@ -389,7 +387,7 @@ def _count(number: int, one: str, many: str | None = None) -> str:
     return f"{number:,} {one if number == 1 else many or one + 's'}"
 
 
-def _at(places: tuple[str, ...]) -> str:
+def at_most(places: tuple[str, ...]) -> str:
     """The place reported by most workers."""
     if not places:
         return ""

@@ -24,9 +24,8 @@ CLOSELY_S: Final = 0.002  # length of a fetch after which the next one is divide
 CLOSELY_EVERY: Final = 64
 SAMPLER_AFTER_S: Final = 0.15  # seconds of fetching before the stack sampler starts, so that short programs have none
 
-(_BATCHES, _IMAGES, _FETCH, _COLLATE, _LOOKED, _BUSY, _QUEUED, _DECODE, _PYTHON, _SAMPLES, _DEFERRED, _LOOKED_AT) = (
-    range(len(FIGURES))
-)
+(_BATCHES, _IMAGES, _FETCH, _COLLATE, _LOOKED, _BUSY, _QUEUED, _DECODE, _PYTHON, _SAMPLES, *_REST) = range(len(FIGURES))
+(_DEFERRED, _LOOKED_AT, _PAINTED) = _REST
 
 
 class WorkerCounters:
@@ -78,6 +77,14 @@ class WorkerCounters:
         self.is_fetching = False
         if self.is_divided:
             self._busy, self._queued = self._computed() - self._busy, self._in_queue() - self._queued
+
+    def paint(self, seconds: float) -> None:
+        """Count time of collating as part of the fetch: pixels were made then."""
+        if self.split:
+            self.split += seconds
+            if self.is_divided:
+                self._busy += seconds
+                self._shared.add(self._worker, _PAINTED, seconds)
 
     def end(self, batch: int | None) -> None:
         """Record that the batch is complete."""

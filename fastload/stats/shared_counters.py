@@ -31,6 +31,7 @@ FIGURES: Final = (
     "samples",  # number of these
     "deferred",  # images whose pixels were not made at once
     "looked_at",  # of these: calls for which their pixels were made before the batch was sent
+    "painted_s",  # part of busy_s: making their pixels when it was
 )
 TEXT_BYTES: Final = 128
 _TEXTS: Final = 3  # of a worker: where it waits and computes most, and what looks at pixels

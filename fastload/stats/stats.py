@@ -412,11 +412,12 @@ def _fetch(totals: Totals, places: Places, stack_totals: Mapping[str, float]) ->
     if decode_s + python_s <= 0:
         decode_s, python_s = (stack_totals.get(name, 0.0) for name in ("made:decode_s", "made:python_s"))
     in_codec = decode_s / (decode_s + python_s) if decode_s + python_s > 0 else 0.0
+    painted = min(busy, totals["made:painted_s"] / sampled_s)
     return Fetch(
         blocked=max(0.0, 1.0 - busy - queued),
         queued=queued,
-        decoding=busy * in_codec,
-        computing=busy * (1.0 - in_codec),
+        decoding=painted + (busy - painted) * in_codec,
+        computing=(busy - painted) * (1.0 - in_codec),
         sampled_s=sampled_s,
         waits_at=places[0],
         computes_at=places[1],

@@ -191,9 +191,10 @@ class Worker:
                 self._counters.fail()
                 raise
             else:
-                self._counters.end(number)
                 if self.deferral is not None:
+                    self._counters.paint(self.deferral.take_painted_s())
                     self._counters.note_deferred(*self.deferral.take_counts())
+                self._counters.end(number)
             finally:
                 self._progress.keep(self._fetcher, digest)
             if not self._sends:

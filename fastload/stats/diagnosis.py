@@ -261,7 +261,8 @@ def _meanwhile(stats: Stats, which: Bottleneck) -> str:
     if which is Bottleneck.DECODE and not fetch.sampled_s:
         return f"while {by} read and decoded"
     if which is Bottleneck.DECODE:
-        return f"while samples were read, {fetch.decoding / known:.0%} of which went into decoding{at_most(fetch.computes_at)}"
+        where = at_most(fetch.computes_at)
+        return f"while samples were read, {fetch.decoding / known:.0%} of which went into decoding{where}"
     if which is Bottleneck.PYTHON and "python" in stages:
         made = stages["python"]
         return (

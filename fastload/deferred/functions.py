@@ -136,7 +136,7 @@ class Deferral:
         size = (3, height, width)
         stride = strides_of(size, planar=planar)
         try:
-            with torch._C.DisableTorchFunction():  # type: ignore[attr-defined]
+            with torch._C.DisableTorchFunction():
                 tensor = memory.tensor_of(Content((pending,), table, planar), size, stride, resizable=resizable)
         except MemoryError:
             return None

@@ -138,8 +138,8 @@ def leave(memory: _core.DeferredMemory) -> torch.UntypedStorage | None:
     paint(memory)
     if not memory.resizable:
         return None
-    storage = torch.UntypedStorage(memory.program.nbytes)
-    with torch._C.DisableTorchFunction():  # type: ignore[attr-defined]
+    storage = torch.UntypedStorage(memory.program.nbytes)  # type: ignore[no-untyped-call]
+    with torch._C.DisableTorchFunction():
         tensors = [each for reference in memory.tensors if (each := reference()) is not None]
         for number, each in enumerate(each for each in tensors if _untyped_storage(each).data_ptr() == memory.address):
             with torch.inference_mode(each.is_inference()):  # what is assigned must be alike

@@ -516,7 +516,7 @@ def _collating(recorder: Recorder, func: Any, args: tuple[Any, ...], kwargs: dic
     if not _is_collating():
         return _UNKNOWN
     if func is _T._typed_storage:
-        return torch.empty(1, dtype=args[0].dtype)._typed_storage()
+        return torch.empty(1, dtype=args[0].dtype)._typed_storage()  # type: ignore[no-untyped-call]
     return torch.empty(0, dtype=args[0].dtype)
 
 

@@ -96,8 +96,8 @@ class DeferredMemory:
 def deferred_memory_at(address: int) -> DeferredMemory | None: ...
 
 # Makes this process handle memory faults, and says whether it can have deferred memory. `decoder`: a command line that
-# decodes an image that the core does not, see csrc/deferred/other_decoder.h. Idempotent. Installs the handler again if
-# another action was installed meanwhile, which is asked then for other faults.
+# decodes an image that the core does not, see csrc/deferred/other_decoder.h; empty: the last one. Idempotent. Installs
+# the handler again if another action was installed meanwhile, which is asked then for other faults.
 def guard_pages(decoder: Sequence[str] = ()) -> bool: ...
 
 # Whether faults of this thread would be handled now.

@@ -278,7 +278,7 @@ void bind_deferred(nb::module_& m) {
   m.def(
       "guard_pages",
       [](std::vector<std::string> decoder) {
-        set_other_decoder(std::move(decoder));
+        if (!decoder.empty()) set_other_decoder(std::move(decoder));
         return DeferredMemory::available();
       },
       "decoder"_a = std::vector<std::string>{});

@@ -22,6 +22,7 @@
 
 #include "deferred/guard_pages.h"
 #include "deferred/other_decoder.h"
+#include "image/look_up.h"
 
 namespace fastload {
 namespace {
@@ -53,7 +54,7 @@ namespace {
 
 using Slot = DeferredMemory::Slot;
 
-constexpr std::size_t kPage = 4096;  // of the size classes; the system's page must be no larger
+constexpr std::size_t kSmallestSlot = std::size_t{64} << 10;  // the largest page of any Linux
 constexpr std::size_t kChunk = std::size_t{16} << 20;
 constexpr std::size_t kMostChunks = 4096;
 constexpr int kClassesPerOctave = 8;
@@ -67,6 +68,10 @@ constexpr long kMappingsPerSlot = 4;
 // A page that a process gets costs about 1 us the first time, which is more than what is written to it. So this much is
 // kept of those that were freed.
 constexpr std::size_t kMostSpareBytes = std::size_t{64} << 20;
+
+// From here on large pages are asked for, which are had in no time.
+constexpr std::size_t kLargePage = std::size_t{2} << 20;
+constexpr std::size_t kLargeBytes = 2 * kLargePage;
 
 // Pages that are kept; this stands in them.
 struct SparePages {
@@ -120,13 +125,16 @@ class Locked {
   Locked& operator=(const Locked&) = delete;
 };
 
-std::size_t whole_pages(std::size_t bytes) { return (bytes + kPage - 1) / kPage * kPage; }
+std::size_t whole_pages(std::size_t bytes) {
+  static const auto page = static_cast<std::size_t>(sysconf(_SC_PAGESIZE));
+  return (bytes + page - 1) / page * page;
+}
 
-// The number of a class, and how many bytes its slots have: a multiple of an eighth of a power of two.
+// The number of a class, and how many bytes its slots have: five to eight times a power of two, if not the fewest.
 std::pair<int, std::size_t> size_class(std::size_t bytes) {
   int octave = 0;
-  while ((kPage * kClassesPerOctave << octave) <= bytes - 1) ++octave;
-  const std::size_t step = octave == 0 ? kPage : (kPage << octave) / 2;
+  while ((kSmallestSlot * kClassesPerOctave << octave) < bytes) ++octave;
+  const std::size_t step = kSmallestSlot << octave;
   const std::size_t steps = (bytes + step - 1) / step;
   return {octave * kClassesPerOctave + static_cast<int>(steps) - 1, steps * step};
 }
@@ -160,9 +168,22 @@ bool add_region(Arena& all, int number, std::size_t slot_bytes) {
   return true;
 }
 
-std::uint8_t* map_readable(std::size_t bytes) {
-  void* pages = mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_POPULATE, -1, 0);
-  return pages == MAP_FAILED ? nullptr : static_cast<std::uint8_t*>(pages);
+// Large pages, where the system gives any, can be moved if they have the same place within a large page at both ends.
+std::uint8_t* map_readable(const Slot& slot) {
+  constexpr int kAccess = PROT_READ | PROT_WRITE, kFlags = MAP_PRIVATE | MAP_ANONYMOUS;
+  if (slot.bytes < kLargeBytes) {
+    void* pages = mmap(nullptr, slot.bytes, kAccess, kFlags | MAP_POPULATE, -1, 0);
+    return pages == MAP_FAILED ? nullptr : static_cast<std::uint8_t*>(pages);
+  }
+  void* room = mmap(nullptr, slot.bytes + kLargePage, kAccess, kFlags | MAP_NORESERVE, -1, 0);
+  if (room == MAP_FAILED) return nullptr;
+  auto* const begin = static_cast<std::uint8_t*>(room);
+  const std::uintptr_t distance = reinterpret_cast<std::uintptr_t>(slot.begin) - reinterpret_cast<std::uintptr_t>(room);
+  const std::size_t skipped = distance % kLargePage;
+  if (skipped != 0) munmap(begin, skipped);
+  munmap(begin + skipped + slot.bytes, kLargePage - skipped);
+  advise_large_pages(begin + skipped, slot.bytes);
+  return begin + skipped;
 }
 
 bool make_inaccessible(void* begin, std::size_t bytes) {
@@ -181,7 +202,7 @@ std::uint8_t* pages_for(const Slot& slot) {
       return reinterpret_cast<std::uint8_t*>(std::exchange(spare, spare->next));
     }
   }
-  return map_readable(slot.bytes);
+  return map_readable(slot);
 }
 
 // Takes a painted slot's pages away. Requires the lock. False: they are still there.
@@ -193,7 +214,7 @@ bool take_pages(Arena& all, const Slot& slot) {
     SparePages* other = std::exchange(first, first->next);
     munmap(other, other->bytes);
   }
-  if (all.spare_bytes + slot.bytes <= kMostSpareBytes) {
+  if (slot.bytes < kLargeBytes && all.spare_bytes + slot.bytes <= kMostSpareBytes) {
     void* moved = mremap(slot.begin, slot.bytes, slot.bytes, MREMAP_MAYMOVE | MREMAP_DONTUNMAP, nullptr);
     if (moved != MAP_FAILED) {
       first = new (moved) SparePages{first, slot.bytes};
@@ -344,26 +365,26 @@ long most_mappings() {
 
 // What faults do in this process is tried with this slot.
 bool tries_well(Arena& all) {
-  const auto [number, bytes] = size_class(kPage);
+  const auto [number, bytes] = size_class(1);
   if (!add_region(all, number, bytes)) return false;
   Slot*& free = all.free_slots[static_cast<std::size_t>(number)];
   Slot& slot = *std::exchange(free, free->next);
   slot.program = std::make_shared<TensorProgram>();  // of no images: zeros
-  slot.bytes = kPage;
+  slot.bytes = whole_pages(1);
   slot.state.store(kArmed);
   const volatile std::uint8_t* byte = slot.begin;
   const bool zero = *byte == 0 && slot.state.load() == kPainted;
   slot.program.reset();
   slot.state.store(kFree);
   slot.next = std::exchange(free, &slot);
-  return make_inaccessible(slot.begin, kPage) && zero;
+  return make_inaccessible(slot.begin, slot.bytes) && zero;
 }
 
 bool prepare() {
   constexpr std::size_t kFewestChunks = 64;
   auto all = std::make_unique<Arena>();
   all->most_armed = most_mappings() / kMappingsPerSlot;
-  if (all->most_armed == 0 || sysconf(_SC_PAGESIZE) != static_cast<long>(kPage)) return false;
+  if (all->most_armed == 0) return false;
   rlimit limit{};
   getrlimit(RLIMIT_AS, &limit);
   void* begin = MAP_FAILED;

@@ -33,7 +33,8 @@ def guard_pages() -> bool:
     all other faults then.
     """
     truncated = str(int(ImageFile.LOAD_TRUNCATED_IMAGES))
-    return _core.guard_pages([sys.executable, "-I", _DECODER, truncated, *sys.path])
+    # Without site and its hooks; but with the variables that say where Python is.
+    return _core.guard_pages([sys.executable, "-S", "-W", "ignore", _DECODER, truncated, *sys.path])
 
 
 def tensor_of(content: Content, shape: Sequence[int], stride: Sequence[int], *, resizable: bool = True) -> torch.Tensor:

@@ -70,8 +70,12 @@ def values_of(of, shape=SHAPE, stride=STRIDE):
     return torch.from_numpy(out).view(of.table.dtype).as_strided(shape, stride)
 
 
+def memory_of(tensor):
+    return _core.deferred_memory_at(tensor.untyped_storage().data_ptr())
+
+
 def painted(tensor):
-    return memory.any_memory_of(tensor).painted
+    return memory_of(tensor).painted
 
 
 def scripted():
@@ -246,7 +250,7 @@ def _is_zero(tensor):
 def test_a_thread_that_needs_the_gil_does_not_keep_one_from_painting(slow):
     started, go = slow
     tensor = deferred(content(data=damaged()))
-    first = threading.Thread(target=memory.any_memory_of(tensor).paint)  # fails, and then all may try
+    first = threading.Thread(target=memory_of(tensor).paint)  # fails, and then all may try
     first.start()
     first.join()
     threads = [threading.Thread(target=by_c, args=(tensor,)) for _ in range(2)]
@@ -293,7 +297,7 @@ def test_an_image_that_the_core_does_not_decode_is_pillows(read):
 def test_painting_early_lets_pillow_make_what_the_core_does_not():
     of = content(data=damaged())
     tensor = deferred(of)
-    of_tensor = memory.any_memory_of(tensor)
+    of_tensor = memory_of(tensor)
     assert any(of_tensor.paint())
     assert not of_tensor.painted  # nothing can read half of it
     memory.paint(of_tensor)
@@ -301,37 +305,39 @@ def test_painting_early_lets_pillow_make_what_the_core_does_not():
     assert torch.equal(tensor, values_of(of))
     assert not any(of_tensor.paint())
     with pytest.raises(ValueError, match="levels"):
-        memory.any_memory_of(deferred(of)).paint([(0, np.zeros((2, 2, 3), np.uint8))])
+        memory_of(deferred(of)).paint([(0, np.zeros((2, 2, 3), np.uint8))])
     with pytest.raises(ValueError, match="no such image"):
-        memory.any_memory_of(deferred(of)).paint([(1, np.zeros((29, 37, 3), np.uint8))])
+        memory_of(deferred(of)).paint([(1, np.zeros((29, 37, 3), np.uint8))])
 
 
 def test_a_program_can_be_replaced_until_it_is_painted():
     tensor = deferred(content(1))
-    of = memory.any_memory_of(tensor)
+    of = memory_of(tensor)
     with pytest.raises(ValueError, match="as large"):
         of.program = content(2, size=(3, 3)).core()
-    assert memory.change(of, content(2))
-    assert of.program is of.content.core()
+    program = content(2).core()
+    of.program = program
+    assert of.program is program
     assert torch.equal(tensor, values_of(content(2)))
-    assert not memory.change(of, content(1))
+    with pytest.raises(ValueError, match="before"):
+        of.program = content(1).core()
     assert torch.equal(tensor, values_of(content(2)))
 
 
 def test_views_have_the_memory_and_others_have_none():
     tensor = deferred(content())
-    of = memory.any_memory_of(tensor)
-    assert memory.any_memory_of(tensor[1:, ::2].transpose(1, 2).unsqueeze(0)) is of
+    of = memory_of(tensor)
+    assert memory_of(tensor[1:, ::2].transpose(1, 2).unsqueeze(0)) is of
     assert _core.deferred_memory_at(of.address + tensor.nbytes - 1) is of
     assert of.address == tensor.data_ptr()
-    assert memory.any_memory_of(torch.zeros(3)) is None
-    assert memory.any_memory_of(torch.zeros(0)) is None
+    assert memory_of(torch.zeros(3)) is None
+    assert memory_of(torch.zeros(0)) is None
     address = of.address
     del of, tensor
     assert _core.deferred_memory_at(address) is None
 
 
-@pytest.mark.parametrize("paint", [torch.sum, lambda x: memory.paint(memory.any_memory_of(x)), lambda x: None])
+@pytest.mark.parametrize("paint", [torch.sum, lambda x: memory.paint(memory_of(x)), lambda x: None])
 def test_a_slot_is_armed_again(paint):
     tensor = deferred(content(1))
     paint(tensor)
@@ -385,7 +391,7 @@ def test_all_up_to_the_limit_can_be_painted():
         while True:
             tensors.append(deferred(of, (3, 4, 4), (16, 4, 1)))
     for tensor in tensors[::2] + tensors[1::2]:
-        memory.paint(memory.any_memory_of(tensor))
+        memory.paint(memory_of(tensor))
     assert torch.equal(torch.stack(tensors), values_of(of, (3, 4, 4), (16, 4, 1)).expand(len(tensors), 3, 4, 4))
 
 
@@ -402,7 +408,7 @@ def test_a_memory_of_nothing_is_refused():
     empty = _core.TensorProgram([], (1, 1), "horizontal_first", np.zeros((3, 256), np.uint8), True)
     with pytest.raises(ValueError, match="images"):
         _core.DeferredMemory(empty)
-    of = memory.any_memory_of(deferred(content()))
+    of = memory_of(deferred(content()))
     for shape, stride, name in (
         ((3, 29, 38), STRIDE, "float32"),
         (SHAPE, STRIDE[:2], "float32"),

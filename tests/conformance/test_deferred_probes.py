@@ -58,17 +58,22 @@ def test_probes_that_need_a_worker_each(folder):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("way", [way for way in WAYS if way != "here"])
+def test_all_probes_in_each_context(folder, way):
+    names = [*QUICK, *SLOW, *FORKING]
+    compare([Trial(name, way, list(KINDS)[at % 3]) for at, name in enumerate(names)], folder)
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", KINDS)
-def test_all_probes_in_all_contexts(folder, way, kind):
-    compare([Trial(name, way, kind) for name in [*QUICK, *SLOW, *FORKING]], folder)
+def test_all_probes_of_each_kind(folder, kind):
+    compare([Trial(name, "here", kind) for name in [*QUICK, *SLOW]], folder)
 
 
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:This DataLoader will create")
-@pytest.mark.parametrize("kind", KINDS)
-def test_all_probes_that_need_a_worker_each(folder, kind):
-    trials = [Trial(name, way, kind) for name in ALONE for way in ("here", "in a thread")]
+def test_probes_that_need_a_worker_each_in_a_thread(folder):
+    trials = [Trial(name, "in a thread", list(KINDS)[at % 3]) for at, name in enumerate(ALONE)]
     compare(trials, folder, num_workers=len(trials), batch_size=1)
 
 

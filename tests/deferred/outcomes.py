@@ -222,10 +222,11 @@ def _run(loader: DataLoader[Any], order: list[int], found: dict[int, Any]) -> st
 
 
 def _culprit(end: str, journal: Path, left: list[int]) -> int:
-    """Return the case that a dead worker began last; of one that hangs, the first that is missing."""
+    """Return the case that a dead worker began last, or the one that the first missing case waits for."""
     dead = _DEAD.search(end)
     begun = [tuple(map(int, line.split())) for line in journal.read_text().splitlines()]
-    last = [number for pid, number in begun if dead and pid == int(dead[1]) and number in left]
+    of = int(dead[1]) if dead else next((pid for pid, number in begun if number == left[0]), 0)
+    last = [number for pid, number in begun if pid == of and number in left]
     return last[-1] if last else left[0]
 
 

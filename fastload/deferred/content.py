@@ -76,7 +76,7 @@ class Content:
     def core(self) -> _core.TensorProgram:
         """The core's form of it, which is made once."""
         if not self._core:
-            fills = [(each.image, *each.box, _bytes_of(each.values)) for each in self.fills]
+            fills = [(each.image, *each.box, value_bytes(each.values)) for each in self.fills]
             images = [image.core_program() for image in self.images]
             rule = self.images[0].file.pass_rule
             table = self.table.view(_OF_SIZE[self.table.element_size()])
@@ -140,5 +140,6 @@ def _failed(statuses: bytes) -> list[int]:
 _OF_SIZE = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 
-def _bytes_of(values: torch.Tensor) -> bytes:
+def value_bytes(values: torch.Tensor) -> bytes:
+    """Return the bytes of values, whatever their dtype."""
     return values.contiguous().view(torch.uint8).numpy().tobytes()

@@ -194,7 +194,10 @@ class Packer:
             refs = [self._ref(self._copied(leaf)) for leaf in small]
             tree = map_tensors(lambda leaf: refs[leaf.index] if isinstance(leaf, _Small) else leaf, tree)
         end = self._used
-        staged = None if self._stager is None else self._stager.write(self._buffer[end:])
+        staged = None
+        if self._stager is not None:
+            with torch._C.DisableTorchFunction():  # type: ignore[attr-defined]
+                staged = self._stager.write(self._buffer[end:])
         if staged is not None:
             self._used += aligned(staged[1])
             staged = staged[0], end

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import os
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, cast
 
 import numpy as np
 import torch
@@ -54,7 +54,7 @@ class Content:
     table: torch.Tensor
     planar: bool
     fills: tuple[Fill, ...] = ()
-    _core: list[Any] = field(default_factory=list, init=False, repr=False)
+    _made: list[_core.TensorProgram] = field(default_factory=list, init=False, repr=False)
 
     @property
     def image_size(self) -> tuple[int, int]:
@@ -75,13 +75,13 @@ class Content:
 
     def core(self) -> _core.TensorProgram:
         """The core's form of it, which is made once."""
-        if not self._core:
+        if not self._made:
             fills = [(each.image, *each.box, value_bytes(each.values)) for each in self.fills]
             images = [image.core_program() for image in self.images]
             rule = self.images[0].file.pass_rule
             table = self.table.view(_OF_SIZE[self.table.element_size()])
-            self._core.append(_core.TensorProgram(images, self.image_size, rule, table.numpy(), self.planar, fills))
-        return self._core[0]
+            self._made.append(_core.TensorProgram(images, self.image_size, rule, table.numpy(), self.planar, fills))
+        return self._made[0]
 
     def paint(self, out: NDArray[np.uint8]) -> None:
         """Write all values to memory. Images that the core does not take are made by Pillow.
@@ -103,7 +103,7 @@ class Content:
         for number in _failed(self.core().write(file, offset)):
             out = np.empty(size, np.uint8)
             self._by_pillow(number, out)
-            rest, at = memoryview(out), offset + number * size
+            rest, at = memoryview(cast("Any", out)), offset + number * size
             while rest:
                 written = os.pwrite(file, rest, at)
                 rest, at = rest[written:], at + written
@@ -129,7 +129,7 @@ def joined(contents: Sequence[Content], *, planar: bool) -> Content:
         begin += len(content.images)
     images = tuple(image for content in contents for image in content.images)
     made = Content(images, first.table, planar, tuple(fills))
-    made._core.append(_core.TensorProgram.joined([content.core() for content in contents], planar))
+    made._made.append(_core.TensorProgram.joined([content.core() for content in contents], planar))
     return made
 
 

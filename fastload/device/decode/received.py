@@ -231,7 +231,7 @@ class ReceivedFiles:
         with stage("decode"):
             made = self._paint_images(self._memory, self._batch, places)
         sizes = [self._where[place][1] for place in places]
-        for place, part, levels in zip(places, self._decoder.pinned(sum(sizes)).split(sizes), made, strict=True):
+        for place, part, levels in zip(places, torch.split(self._decoder.pinned(sum(sizes)), sizes), made, strict=True):
             part.copy_(torch.from_numpy(np.ascontiguousarray(levels)).view(-1))
             self._levels[place] = part
         self._on_device.difference_update(places)
@@ -270,7 +270,8 @@ class ReceivedImages(TableImages):
     ) -> CopiedImages:
         """See :class:`TableImages`."""
         erased = None if self.erased is None else self.erased.copied(device, pin=non_blocking)
-        pixels = self.pixels.to(device, timing=timing)
+        view: Any = self.pixels
+        pixels = view.to(device, timing=timing)
         return _CopiedTensor(self, pixels, erased, is_batch=self._is_batch)
 
 

@@ -8,6 +8,7 @@ from dataclasses import replace
 from multiprocessing import resource_sharer
 from multiprocessing.reduction import ForkingPickler
 from pickle import loads
+from unittest import mock
 
 import numpy as np
 import pytest
@@ -15,14 +16,16 @@ import torch
 from backends import simulated
 from decode_on_cpu import Finished, kernels_fixture
 from deferred_images import deferred, expected, fill_of, pending, table
-from stageable import KINDS, noise
+from stageable import KINDS, OUT, OUT_HEIGHT, OUT_WIDTH, OWNER, noise, staged_number
 from torch.utils.data import Dataset, default_collate, get_worker_info
 
 from fastload import FastLoader, loader_state
+from fastload._batch import HostBatch
 from fastload.deferred import stacks
 from fastload.deferred import staging as deferred_staging
 from fastload.deferred.content import Content
 from fastload.deferred.memory import register
+from fastload.device.copy_scheduler import CopyScheduler
 from fastload.device.decode import loader_allows, received
 from fastload.device.decode.files import Decoder
 from fastload.device.decode.received import StagedTensor
@@ -79,11 +82,16 @@ def runs(kernels, monkeypatch):
         def start(self, layout, pixels, timing, *, learns):
             assert not learns
             pixels.fill_(0x33)
-            self.bad.zero_()
-            owners = list(range(len(self.bad)))
-            for image in {*kernels.decode(Finished(layout, owners), self.memory, pixels, len(self.bad))} | self.fails:
-                self.bad[image] = 1
-            self.bad[torch.from_numpy(kernels.bad.numpy() != 0)] = 1
+            images = range(len(self.bad))
+            kernels.decode(Finished(layout, list(images)), self.memory, pixels, len(images))
+            self.bad.copy_(kernels.bad)
+            for image in images:  # one that fails spoils all parts of its file
+                owner, height, width, begin = (
+                    staged_number(self.memory, image, place) for place in (OWNER, OUT_HEIGHT, OUT_WIDTH, OUT)
+                )
+                if owner in self.fails and height:
+                    self.bad[owner] = 1
+                    pixels[begin : begin + 3 * height * width] = 0x77
             Run.count += 1
             self._is_unknown = True
 
@@ -181,7 +189,7 @@ def test_views_of_files_are_staged_once_and_single_images_are_no_views():
     """The data of a whole file is the larger part of what is staged."""
     large = batch_of(seed=0, fills=False)
     others = [batch_of(seed=seed, side=24) for seed in (1, 2)]
-    one = Content(large.images[:1], large.table, planar=False, fills=(fill_of(image=0),))
+    one = Content(large.images[:1], large.table, planar=True, fills=(fill_of(image=0),))
     data = [deferred(large), [deferred(each) for each in others], deferred(one, single=True)]
     ours, files = arrived(data, torch.channels_last)
     assert files.staged == 3 * len(FILES) + 1
@@ -269,13 +277,14 @@ def test_what_a_device_does_not_make_is_painted_by_the_worker(odd):
 
 @pytest.mark.usefixtures("runs")
 def test_a_slot_that_is_too_small_says_what_is_needed():
-    needed = 0
     for slot_bytes in (1 << 12, 30 << 10, 110 << 10):
         with pytest.raises(DoesNotFitError) as raised:
             arrived([deferred(batch_of())], slot_bytes=slot_bytes)
         assert raised.value.needed > slot_bytes
-        needed = max(needed, raised.value.needed)
+        needed = raised.value.needed
     assert same(arrived([deferred(batch_of())], slot_bytes=-(-needed // 64) * 64)[0][0], expected(batch_of()))
+    with pytest.raises(DoesNotFitError):  # though there is room for pixels, which the device should make
+        arrived([deferred(batch_of())], slot_bytes=needed // 64 * 64 - 1024)
 
 
 def test_a_staged_stack_that_is_not_found_in_the_batch_has_escaped():
@@ -364,6 +373,17 @@ def test_slots_say_whether_batches_are_staged():
     assert not writer.paints(stamp)
     writer.give_back(stamp)
     pool.close()
+
+
+@pytest.mark.parametrize("paints", [True, False])
+def test_slots_are_as_large_as_what_will_be_in_them(paints):
+    painter, slots, transfer = mock.Mock(), mock.Mock(), mock.Mock()
+    painter.begin.return_value, slots.refusal = paints, None
+    scheduler = CopyScheduler(transfer, 1, 0, False, None, slots, painter=painter)
+    for needs in (0, 12345):
+        scheduler.arrive(HostBatch([torch.zeros(1000)], 0, scheduler.key, missed="no slot is free", needs=needs))
+    assert [call.args for call in slots.want.call_args_list] == [(4032,), (12345 if paints else 4032,)]
+    assert painter.begin.call_count == 1  # kernels are compiled only where there is something to paint
 
 
 def test_the_decoder_lends_pinned_memory(monkeypatch):

@@ -105,8 +105,7 @@ def guard_is_ours() -> bool: ...
 
 # Prepares the images of a batch's tensors for a GPU, in 1-D uint8 memory as Staging; those of tensor i begin at byte
 # first[i] of the pixels. Each file is staged once. Releases the GIL. Returns, in a byte or an int32 of each image,
-# whether it is staged, its owner and its place among all tensors'; then Staging's used, wanted, search, codes and
-# finish().
+# whether it is staged, its owner and its place among all; then Staging's used, wanted, search, codes and finish().
 def stage_programs(
     tensors: Sequence[TensorProgram], first: Sequence[int], memory: _Array, most_bytes: int
 ) -> tuple[bytes, bytes, bytes, int, int, tuple[int, ...], tuple[int, int], list[tuple[int, ...]]]: ...

@@ -156,6 +156,24 @@ extern "C" void shift_hues(unsigned* pixels, long long count, int shift) {
 """
 
 
+class Finished:
+    """A staging of another process, from its layout."""
+
+    table_bytes, find_table_bytes = _core.Staging.table_bytes, _core.Staging.find_table_bytes
+
+    def __init__(self, layout: decode.StagedLayout, owners: list[int]) -> None:
+        self._layout = layout
+        self.used, self.search, self.codes, self.owner = layout.used, layout.search, layout.codes, owners.__getitem__
+
+    def finish(self, most_bytes: int) -> list[tuple[int, ...]]:
+        """Return the chunks."""
+        return self._layout.chunks
+
+    def has(self) -> bytes:
+        """Say which images are staged."""
+        return self._layout.has
+
+
 _MARGIN = 1 << 12  # bytes that kernels must not write
 
 

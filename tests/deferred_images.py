@@ -13,6 +13,7 @@ from fastload.deferred.content import Content, Fill
 from fastload.deferred.geometry import strides_of
 from fastload.deferred.memory import guard_pages, tensor_of
 from fastload.lazy.pixels import ByPillow, File, Pending
+from fastload.pipeline.installed.decodes import calibrate
 
 SIDE = 48
 
@@ -27,7 +28,7 @@ def pending(data: bytes, size: tuple[int, int], seed: int = 0, side: int = SIDE,
         top + int(draw.integers(height // 3, height - top)),
     )
     file = more.pop("file", None) or File(
-        data, size, ByPillow(ImageFile.ImageFile.load, "horizontal_first", 0, lambda: None)
+        data, size, ByPillow(ImageFile.ImageFile.load, calibrate().pass_rule, 0, lambda: None)
     )
     return Pending(file, (left, top, right, bottom), (side, side), mirrored=bool(draw.integers(2)), **more)
 

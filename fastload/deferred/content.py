@@ -7,7 +7,7 @@ import math
 import os
 import time
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, cast
 
 import numpy as np
 import torch
@@ -56,7 +56,7 @@ class Content:
     table: torch.Tensor
     planar: bool
     fills: tuple[Fill, ...] = ()
-    _program: list[Any] = field(default_factory=list, init=False, repr=False)
+    _made: list[_core.TensorProgram] = field(default_factory=list, init=False, repr=False)
 
     @property
     def image_size(self) -> tuple[int, int]:
@@ -77,13 +77,13 @@ class Content:
 
     def core(self) -> _core.TensorProgram:
         """The core's form of it, which is made once."""
-        if not self._program:
-            fills = [(each.image, *each.box, _bytes_of(each.values)) for each in self.fills]
+        if not self._made:
+            fills = [(each.image, *each.box, value_bytes(each.values)) for each in self.fills]
             images = [image.core_program() for image in self.images]
             rule = self.images[0].file.pass_rule
             table = self.table.view(_OF_SIZE[self.table.element_size()])
-            self._program.append(_core.TensorProgram(images, self.image_size, rule, table.numpy(), self.planar, fills))
-        return self._program[0]  # type: ignore[no-any-return]
+            self._made.append(_core.TensorProgram(images, self.image_size, rule, table.numpy(), self.planar, fills))
+        return self._made[0]
 
     def paint(self, out: NDArray[np.uint8]) -> None:
         """Write all values to memory. Images that the core does not take are made by Pillow.
@@ -153,7 +153,7 @@ def joined(contents: Sequence[Content], *, planar: bool) -> Content:
         begin += len(content.images)
     images = tuple(image for content in contents for image in content.images)
     made = Content(images, first.table, planar, tuple(fills))
-    made._program.append(_core.TensorProgram.joined([content.core() for content in contents], planar))
+    made._made.append(_core.TensorProgram.joined([content.core() for content in contents], planar))
     return made
 
 
@@ -164,5 +164,6 @@ def _failed(statuses: bytes) -> list[int]:
 _OF_SIZE = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 
-def _bytes_of(values: torch.Tensor) -> bytes:
+def value_bytes(values: torch.Tensor) -> bytes:
+    """Return the bytes of values, whatever their dtype."""
     return values.contiguous().view(torch.uint8).numpy().tobytes()

@@ -10,6 +10,7 @@ import torch
 from PIL import ImageFile
 
 from fastload import _core
+from fastload.deferred.content import value_bytes
 from fastload.device.decode.files import SCRATCH_MAX_BYTES, StagedLayout
 from fastload.device.decode.received import StagedBatch, StagedTensor, is_paintable, paint_at_once, pixels_of
 from fastload.lazy.pixels import ByPillow, File, Pending
@@ -40,11 +41,8 @@ class Stager:
         strides = ((3 * height * width,) if is_batch else ()) + one
         if tuple(size) != expected or tuple(stride) != strides or not is_paintable(content.table, (height, width)):
             return None
-        values = self._values.setdefault(id(content.table), content.table.numpy().tobytes())
-        fills = tuple(
-            (each.image, each.box, each.values.contiguous().view(torch.uint8).numpy().tobytes())
-            for each in content.fills
-        )
+        values = self._values.setdefault(id(content.table), value_bytes(content.table))
+        fills = tuple((each.image, each.box, value_bytes(each.values)) for each in content.fills)
         self._contents.append(content)
         return StagedTensor(len(self._contents) - 1, values, content.table.dtype, content.planar, is_batch, fills)
 

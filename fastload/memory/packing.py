@@ -149,7 +149,12 @@ class Packer:
 
     def stack(self, samples: list[torch.Tensor], parts: Parts | None = None) -> torch.Tensor | Leaf:
         """Stack samples into the slot, as ``default_collate`` stacks them into shared memory."""
-        if self._stager is not None and parts is not None and len(parts) == 1:
+        if (
+            self._stager is not None
+            and parts is not None
+            and len(parts) == 1
+            and not isinstance(parts[0], torch.Tensor)
+        ):
             size = (len(samples), *samples[0].size())
             if (leaf := self._stager.take(parts[0], size, contiguous_stride(size))) is not None:
                 self._taken.append(leaf)
@@ -194,7 +199,10 @@ class Packer:
             refs = [self._ref(self._copied(leaf)) for leaf in small]
             tree = map_tensors(lambda leaf: refs[leaf.index] if isinstance(leaf, _Small) else leaf, tree)
         end = self._used
-        staged = None if self._stager is None else self._stager.write(self._buffer[end:])
+        staged = None
+        if self._stager is not None:
+            with torch._C.DisableTorchFunction():
+                staged = self._stager.write(self._buffer[end:])
         if staged is not None:
             self._used += aligned(staged[1])
             staged = staged[0], end
@@ -203,7 +211,7 @@ class Packer:
     def _copied(self, leaf: torch.Tensor) -> torch.Tensor:
         # Dense strides (channels_last, a transposed matrix) are kept; tensors with gaps or overlaps become contiguous,
         # as in torch's own pinning and copying.
-        with torch._C.DisableTorchFunction():  # type: ignore[attr-defined]
+        with torch._C.DisableTorchFunction():
             stride = torch.empty_like(leaf, device="meta").stride()
             copy = self.allocate(leaf.dtype, leaf.size(), stride)
             content = unfilled.content_of(leaf)

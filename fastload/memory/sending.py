@@ -157,7 +157,7 @@ def fill(data: Any) -> Filled:
     """
     filled = Filled()
     if unfilled.are_known():
-        with torch._C.DisableTorchFunction():  # type: ignore[attr-defined]
+        with torch._C.DisableTorchFunction():
             _fill(data, filled, set())
     return filled
 

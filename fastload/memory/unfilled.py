@@ -121,7 +121,7 @@ def parts_of(samples: Sequence[Any]) -> Parts | None:
     """See :meth:`Unfilleds.parts_of`."""
     if _known is None:
         return None
-    with torch._C.DisableTorchFunction():  # type: ignore[attr-defined]
+    with torch._C.DisableTorchFunction():
         return _known.parts_of(samples)
 
 

@@ -33,6 +33,7 @@ class FakeTransfer:
     """Notes who copied which batches; can be made to fail or to take long."""
 
     device = torch.device("cpu")
+    room = True
 
     def __init__(self):
         self.started: list[str] = []
@@ -63,6 +64,12 @@ class FakeTransfer:
 
     def wait_copied(self):
         pass
+
+    def reap(self):
+        pass
+
+    def has_room(self):
+        return self.room
 
     def close(self):
         self.closed += 1
@@ -510,3 +517,91 @@ def test_without_a_thread_to_be_had_the_consumer_copies(make, monkeypatch):
         assert scheduler.take(arrive(scheduler, "0.0")) == "0.0"
     assert scheduler._thread is None
     scheduler.close()
+
+
+class Decoding:
+    """Stands for what a device decodes: says what it is told, once it is told."""
+
+    def __init__(self):
+        self.begun, self.ended = threading.Event(), threading.Event()
+        self.says = [True]
+
+    def is_right(self):
+        self.begun.set()
+        assert self.ended.wait(WAIT_S)
+        said = self.says.pop(0)
+        if isinstance(said, Exception):
+            raise said
+        return said
+
+
+@pytest.fixture
+def decodes(make, monkeypatch):
+    """Makes a scheduler of batches that a device decodes."""
+
+    def of():
+        scheduler = make()
+        files = {f"0.{number}": Decoding() for number in range(3)}
+        opened = lambda batch: Arrival(batch.data, batch.worker, files=files[batch.data])  # noqa: E731
+        monkeypatch.setattr(scheduler, "_open", opened)
+        return scheduler, files
+
+    return of
+
+
+def test_a_batch_is_handed_over_once_what_was_decoded_of_it_is_right(decodes):
+    scheduler, files = decodes()
+    first, second = (arrive(scheduler, f"0.{i}") for i in range(2))
+    assert files["0.0"].begun.wait(WAIT_S)
+    consumer, taken = asking(scheduler, first)
+    assert not taken
+    files["0.0"].says = [False, True]  # the host has painted the rest
+    files["0.0"].ended.set()
+    consumer.join(WAIT_S)
+    assert taken == ["0.0"]
+    assert first.files is first.data is None
+    files["0.1"].ended.set()
+    assert scheduler.take(second) == "0.1"
+    assert scheduler.transfer.started == ["0.0", "0.0", "0.1"]
+    assert scheduler.transfer.numbers == [0, 0, 1]
+    assert scheduler.transfer.waited_for == [True, True]
+
+
+def test_the_next_batch_is_issued_while_the_device_decodes_one_that_the_consumer_waits_for(decodes):
+    """If there is room; else the first is waited for."""
+    for room in (True, False):
+        scheduler, files = decodes()
+        scheduler.transfer.room = room
+        scheduler.transfer.gates["0.0"] = gate = threading.Event()
+        queue = [arrive(scheduler, f"0.{i}") for i in range(3)]
+        assert scheduler.transfer.entered.acquire(timeout=WAIT_S)
+        consumer, taken = asking(scheduler, queue[0])
+        gate.set()
+        assert files["0.0"].begun.wait(WAIT_S)
+        assert scheduler.transfer.started == ["0.0", "0.1"][: 1 + room]
+        assert not taken
+        for each in files.values():
+            each.ended.set()
+        consumer.join(WAIT_S)
+        assert [*taken, scheduler.take(queue[1]), scheduler.take(queue[2])] == ["0.0", "0.1", "0.2"]
+
+
+def test_an_error_of_what_is_decoded_is_the_consumers(decodes):
+    scheduler, files = decodes()
+    files["0.0"].says = [LookupError("once"), LookupError("twice"), True]
+    files["0.0"].ended.set()
+    batch = arrive(scheduler, "0.0")
+    asleep(scheduler)
+    assert str(raised_by(lambda: scheduler.take(batch))) == "twice"
+    assert scheduler.transfer.started == ["0.0", "0.0"]
+
+
+def test_a_consumer_that_waits_for_the_device_goes_on_when_the_thread_ends(decodes):
+    scheduler, files = decodes()
+    first = arrive(scheduler, "0.0")
+    assert files["0.0"].begun.wait(WAIT_S)
+    consumer, taken = asking(scheduler, first)
+    scheduler._closed = True
+    files["0.0"].ended.set()
+    consumer.join(WAIT_S)
+    assert taken == ["0.0"]

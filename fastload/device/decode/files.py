@@ -27,7 +27,7 @@ from fastload.memory.buffers import BufferPool
 from fastload.nvtx.stages import stage
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Iterator, Sequence
 
     from fastload.device.decode.policy import NewFile
     from fastload.device.timing import Timing
@@ -298,7 +298,7 @@ class StagedLayout:
     used: int
     search: tuple[int, ...]
     codes: tuple[int, int]
-    chunks: list[tuple[int, ...]]
+    chunks: Sequence[tuple[int, ...]]
 
     @classmethod
     def of(cls, staging: _core.Staging) -> StagedLayout:

@@ -231,7 +231,7 @@ class ReceivedFiles:
         with stage("decode"):
             made = self._paint_images(self._memory, self._batch, places)
         sizes = [self._where[place][1] for place in places]
-        for place, part, levels in zip(places, self._decoder.pinned(sum(sizes)).split(sizes), made, strict=True):
+        for place, part, levels in zip(places, torch.split(self._decoder.pinned(sum(sizes)), sizes), made, strict=True):
             part.copy_(torch.from_numpy(np.ascontiguousarray(levels)).view(-1))
             self._levels[place] = part
         self._on_device.difference_update(places)
@@ -270,13 +270,22 @@ class ReceivedImages(TableImages):
     ) -> CopiedImages:
         """See :class:`TableImages`."""
         erased = None if self.erased is None else self.erased.copied(device, pin=non_blocking)
-        pixels = self.pixels.to(device, timing=timing)
-        return CopiedImages(self, pixels, erased) if self._is_batch else _CopiedImage(self, pixels, erased)
+        view: Any = self.pixels
+        pixels = view.to(device, timing=timing)
+        return _CopiedTensor(self, pixels, erased, is_batch=self._is_batch)
 
 
-class _CopiedImage(CopiedImages):
+class _CopiedTensor(CopiedImages):
+    """One of several tensors whose pixels share memory, which it must not keep."""
+
+    def __init__(self, *arguments: Any, is_batch: bool) -> None:
+        super().__init__(*arguments)
+        self._is_batch = is_batch
+
     def images(self) -> torch.Tensor:
-        return super().images()[0].data  # no view
+        made = super().images()
+        made = made if made._base is None else made.clone()
+        return made if self._is_batch else made[0].data  # no view
 
 
 def paint_at_once(paint: Callable[[int], NDArray[np.uint8]], places: list[int]) -> list[NDArray[np.uint8]]:

@@ -32,6 +32,7 @@ def noise(height: int, width: int, seed: int) -> Image.Image:
 
 # Places in StagedImage, bytes.
 QUANTIZATION = 152  # of the first component
+INTERVAL_COUNT = 556  # of files whose points are to be found
 VALUES, SCAN_COUNT, ROW_ENDS, PLANES = 0, 564, 600, 616  # of progressive files
 
 

@@ -115,6 +115,19 @@ class _Loaded:
 _loaded = _Loaded()
 
 
+_importing = threading.Lock()
+
+
+@functools.cache
+def _core_module() -> Any:
+    """``cuda.core``.
+
+    While it is imported it replaces its ``__spec__``, by which Python has other threads wait for that.
+    """
+    with _importing:
+        return importlib.import_module("cuda.core")
+
+
 @functools.cache
 def _disk_cache() -> Any:
     """``cuda.core``'s cache of compiled programs; None if it has none or cannot write it."""
@@ -160,7 +173,7 @@ def build(
     Returns:
         The kernels by name.
     """
-    core: Any = importlib.import_module("cuda.core")
+    core = _core_module()
     device = core.Device(index)
     device.set_current()
     options = core.ProgramOptions(
@@ -193,13 +206,10 @@ def _compile(index: int, value_bytes: int, channels: int) -> dict[torch.memory_f
 @functools.lru_cache(maxsize=64)  # cuda.core makes a class for each; torch has 32 side streams per priority
 def _stream(handle: int) -> Any:
     """``cuda.core``'s object for one of torch's streams; 0 is the legacy default stream."""
-    core: Any = importlib.import_module("cuda.core")
+    core = _core_module()
     return core.Stream.from_handle(handle) if handle else core.LEGACY_DEFAULT_STREAM
 
 
-@functools.cache
-def _core_module() -> Any:
-    return importlib.import_module("cuda.core")
 
 
 @functools.lru_cache(maxsize=512)

@@ -54,6 +54,7 @@ class Staged:
     decode_s = 0.0
     most_samples = None
     staging = None
+    is_decoded = False
 
     def __init__(self, decoder: Decoder, number: int, pixels: torch.Tensor) -> None:
         self.decoder, self.number, self.host, self.nbytes = decoder, number, pixels, pixels.nbytes

@@ -457,6 +457,11 @@ class StagedFiles:
             addresses = files.data_ptr(), tables.data_ptr(), find_tables, find_tables + table_bytes, bad.data_ptr()
             yield from find_launches(search, len(self._bad), sets, *addresses)
 
+    @property
+    def is_decoded(self) -> bool:
+        """Whether the kernels have ended."""
+        return not self._is_unknown or bool(self._decoded.query())
+
     def failed(self) -> list[int]:
         """Return the images that the kernels could not decode.
 

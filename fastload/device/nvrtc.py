@@ -118,7 +118,6 @@ _loaded = _Loaded()
 _importing = threading.Lock()
 
 
-@functools.cache
 def _core_module() -> Any:
     """``cuda.core``.
 

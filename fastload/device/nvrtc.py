@@ -209,12 +209,13 @@ def _stream(handle: int) -> Any:
     return core.Stream.from_handle(handle) if handle else core.LEGACY_DEFAULT_STREAM
 
 
-
-
 @functools.lru_cache(maxsize=512)
 def _launch_config(grid: Any, threads: int, shared_bytes: int) -> Any:
     """A launch's shape, most of which come again in every batch."""
     return _core_module().LaunchConfig(grid=grid, block=threads, shmem_size=shared_bytes)
+
+
+_thread = threading.local()  # the device that it has launched kernels on
 
 
 def launcher(device: torch.device) -> Callable[..., None]:
@@ -225,8 +226,10 @@ def launcher(device: torch.device) -> Callable[..., None]:
     """
     core = _core_module()
     # torch's guard gives a thread no context if the device is already the thread's default one.
-    core.Device(device.index).set_current()
-    stream = _stream(torch.cuda.current_stream(device).cuda_stream)
+    if getattr(_thread, "device", None) != device.index:
+        core.Device(device.index).set_current()
+        _thread.device = device.index
+    stream = _stream(torch._C._cuda_getCurrentRawStream(device.index))
 
     def launch(kernel: Any, grid: Any, threads: int, shared_bytes: int, *arguments: int) -> None:
         core.launch(stream, _launch_config(grid, threads, shared_bytes), kernel, *arguments)

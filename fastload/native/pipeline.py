@@ -52,9 +52,8 @@ if TYPE_CHECKING:
 
 DECODING = 3  # batches submitted and not yet made: one being finished, one being decoded, one queued
 LOOK_S = 5.0  # a signal just before a wait does not end it: its handler runs after at most this time
-STAGED_LOOK_S = 1e-4
-"""First wait between two looks at whether a batch can be issued while the GPU decodes another."""
-LONGER = 1.25  # each such wait than the one before
+STAGED_LOOKS_S = tuple(1e-4 * 1.25**n for n in range(11))  # up to 1 ms each, 4.3 in all
+"""Waits between looks at whether a batch can be issued while the GPU decodes another."""
 
 
 class ClosedError(Exception):
@@ -380,20 +379,21 @@ class DecodePipeline:
     def _issue_next(self, batch: Batch) -> None:
         """Issue the next batch while the GPU decodes one that the consumer waits for: the GPU goes on then.
 
-        Until both is so, this looks again and again, ever more rarely: nothing wakes it that all three would.
+        For some milliseconds, which decoding takes by itself, this looks whether the consumer waits by now, and the
+        threads are done with the next batch. A batch of a GPU that is busy with other work is not held back longer.
         """
         following = next((b for b in tuple(self._batches) if b.number == batch.number + 1), None)
         if following is None or self._choice is None:
             return
-        look_s, staged = STAGED_LOOK_S, following.staged_within(0.0)
+        staged, looks = following.staged_within(0.0), iter(STAGED_LOOKS_S)
         while staged is not None and not (staged and batch.wanted):
-            if batch.staged.is_decoded or self._closed:
+            look_s = next(looks, None)
+            if look_s is None or batch.staged.is_decoded or self._closed:
                 return
             if staged:
                 time.sleep(look_s)
             else:
                 staged = following.staged_within(look_s)
-            look_s *= LONGER
         if not staged or not self._choice.has_room():
             return
         try:

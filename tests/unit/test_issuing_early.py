@@ -24,6 +24,7 @@ from torchvision.transforms import Compose, RandomHorizontalFlip, RandomResizedC
 from fastload import FastLoader, _core, loader_state
 from fastload.device.decode.policy import DecodePolicy
 from fastload.native import pipeline as decode_pipeline
+from fastload.native.batch import Batch
 from fastload.native.pipeline import DecodePipeline
 from fastload.python_samples.odd_samples import OddSamples
 
@@ -223,6 +224,50 @@ def test_what_is_issued_early_is_neither_issued_nor_confirmed_twice(device, data
     assert sorted(decoder.asked) == sorted(itertools.product(("to", "failed"), range(IMAGES // 2)))
     stats = loader.stats()
     assert (stats.images, stats.gpu_images, stats.thread_images) == (IMAGES, IMAGES, 0)
+
+
+@pytest.mark.parametrize("late", ["staged", "wanted", "decoded", "never"])
+def test_a_batch_is_issued_once_it_is_staged_and_waited_for_while_the_gpu_decodes(device, dataset, monkeypatch, late):
+    decoder = use(monkeypatch, Decoder())
+    issue, within, looks = DecodePipeline._issue_next, Batch.staged_within, []
+
+    def staged_within(self: Batch, timeout_s: float) -> bool | None:
+        looks.append(timeout_s)
+        is_staged = within(self, 1.0)
+        return is_staged and (late == "wanted" or (late != "never" and len(looks) > 3))
+
+    def issue_next(self: Any, batch: Any) -> None:
+        batch.wanted = late != "wanted"
+        looks.clear()
+        monkeypatch.setattr(decode_pipeline.time, "sleep", lambda seconds: setattr(batch, "wanted", True))
+        monkeypatch.setattr(Staged, "is_decoded", late == "decoded")
+        issue(self, batch)
+
+    monkeypatch.setattr(Batch, "staged_within", staged_within)
+    monkeypatch.setattr(DecodePipeline, "_issue_next", issue_next)
+    iterator = iter(FastLoader(dataset, batch_size=2, num_workers=2, **device))
+    assert len(taken(iterator)) == IMAGES // 2
+    is_early = decoder.asked.index(("to", 1)) < decoder.asked.index(("failed", 0))
+    assert is_early == (late in ("staged", "wanted"))
+
+
+def test_a_batch_that_is_waited_for_takes_no_room_of_those_made_ahead(device, dataset, monkeypatch):
+    """The pipeline goes on though the consumer has yet to wake up."""
+    decoder = use(monkeypatch, Decoder())
+    wait, missing = DecodePipeline._wait_for, []
+
+    def slow(self: Any, batch: Any, timeout_s: float) -> None:
+        wait(self, batch, timeout_s)
+        if batch.number < 4:
+            until = time.monotonic() + 5.0
+            while (following := ("failed", batch.number + 1)) not in decoder.asked and not missing:
+                if time.monotonic() > until:
+                    missing.append(following)
+
+    monkeypatch.setattr(Staged, "is_decoded", True)
+    monkeypatch.setattr(DecodePipeline, "_wait_for", slow)
+    assert len(taken(iter(FastLoader(dataset, batch_size=2, num_workers=2, **device)))) == IMAGES // 2
+    assert not missing
 
 
 def test_a_batch_that_threads_decode_is_issued_in_its_turn(device, dataset, monkeypatch):

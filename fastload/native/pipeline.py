@@ -272,8 +272,8 @@ class DecodePipeline:
                 if self._last:
                     self._process.close()
                 return
-            # Only batches before the first unmade one: a later one that failed early takes no room. Nor does one that is
-            # waited for.
+            # Only batches before the first unmade one: a later one that failed early takes no room. Nor does one that
+            # the consumer waits for.
             ready = [b for b in batches[: batches.index(unmade[0])] if b.owner is None and not b.wanted]
             if not self._draining and len(ready) >= self._ahead:
                 return

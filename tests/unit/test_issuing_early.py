@@ -334,7 +334,8 @@ def test_draws_of_a_batch_issued_early_are_made_again_if_those_before_it_change(
             else:
                 changed.setattr(DecodePipeline, "_issue_next", lambda *_: None)
             torch.manual_seed(3)
-            loader = FastLoader(dataset, batch_size=2, num_workers=workers, shuffle=True, **device)
+            options = {"num_workers": workers, "prefetch_factor": 4, "shuffle": True} | device
+            loader = FastLoader(dataset, batch_size=2, **options)
             made.append(taken(iter(loader)))
             assert loader.stats().images == IMAGES
             assert early[:3] == [1, 2, 3][: 3 * is_early]

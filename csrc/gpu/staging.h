@@ -104,7 +104,7 @@ class Staging {
   const std::size_t size_, count_, views_, most_samples_;
   const NewFile new_file_;
   const std::shared_ptr<FoundPoints> found_;  // of an earlier batch, or null
-  std::vector<Place> places_;  // of each image
+  std::vector<Place> places_;                 // of each image
   mutable std::mutex mutex_;
   std::condition_variable staged_;  // a file is not in progress any more
   std::vector<File> files_;         // if there are several views

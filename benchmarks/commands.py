@@ -193,6 +193,7 @@ BENCHMARKS: Final[Table] = {
         "decoding on the GPU: kernels, beside a step, the same bits",
         option("--parts", metavar="A,B", default=",".join(GPU_PARTS), help="parts to run (default: %(default)s)"),
         number("--seconds", "length of all parts, about; what is left then is left out", kind=positive),
+        option("--recipe", help=f"transforms of training: {', '.join(RECIPES)}", default=_DEFAULT.recipe),
         number("--verify", "crops to compare", Sized(100_000, 320)),
         number("--files", "files that these crops are taken from", Sized(2000, 32)),
         model(Sized("resnet50", TINY)),

@@ -36,6 +36,7 @@ from benchmarks._varied_crops import Asked, compare
 from benchmarks.commands import GPU_PARTS
 from benchmarks.contenders import ceiling
 from benchmarks.contenders._job import Job
+from benchmarks.contenders._registry import RECIPES
 from fastload import FastLoader
 from fastload._arguments import check_names
 from fastload._machine import usable_cpus
@@ -128,7 +129,8 @@ def summed_ms(events: Iterable[dict[str, Any]]) -> dict[str, float]:
 
 
 def _job(args: argparse.Namespace) -> Job:
-    return Job(data=str(args.data), threads=args.threads, batch_size=args.batch_size, device="cuda")
+    sizes = {"threads": args.threads, "batch_size": args.batch_size}
+    return Job(data=str(args.data), device="cuda", recipe=args.recipe, **sizes)
 
 
 def _loader(args: argparse.Namespace, dataset: Any, sampler: Any, **options: Any) -> FastLoader[Any]:
@@ -387,8 +389,9 @@ def main(args: argparse.Namespace) -> int:
     """Run ``python -m benchmarks gpudecode``; 1 if a crop differs or the GPU decodes none."""
     begin, has_gpu, parts = time.monotonic(), torch.cuda.is_available(), args.parts.split(",")
     check_names("--parts", parts, GPU_PARTS)
+    check_names("--recipe", [args.recipe], RECIPES)
     check_model(args.model)
-    names = ("batch_size", "threads", "epoch_threads", "epoch_images", "repeats", "steps", "verify", "files")
+    names = ("recipe", "batch_size", "threads", "epoch_threads", "epoch_images", "repeats", "steps", "verify", "files")
     sizes = {name: getattr(args, name) for name in names}
     args.deadline = None if args.seconds is None else begin + args.seconds
     if not has_gpu and not args.quick:

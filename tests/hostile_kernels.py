@@ -9,7 +9,7 @@ from pathlib import Path
 
 import numpy as np
 import torch
-from stageable import KINDS, PLANES, ROW_ENDS, SCAN_COUNT, noise, staged_number
+from stageable import INTERVAL_COUNT, KINDS, PLANES, ROW_ENDS, SCAN_COUNT, noise, staged_number
 from torchvision import transforms
 from torchvision.datasets import ImageFolder
 
@@ -31,7 +31,7 @@ def files() -> list[bytes]:
     return made
 
 
-def damage(memory: torch.Tensor, number: int, rng: np.random.Generator, *, has_points: bool) -> None:
+def damage(memory: torch.Tensor, number: int, rng: np.random.Generator) -> None:
     """Overwrite some of an image's data or points, with any bits."""
     begin = number * _core.Staging.bytes_per_image
     fields = memory[begin : begin + 56].view(torch.int32).tolist()
@@ -39,7 +39,7 @@ def damage(memory: torch.Tensor, number: int, rng: np.random.Generator, *, has_p
     column, columns, _, rows = fields[10:14]
     first = column // (2 * SEGMENT_MCUS) * 2 * SEGMENT_MCUS
     count = rows * ((column + columns - first + SEGMENT_MCUS - 1) // SEGMENT_MCUS + 1)
-    of_points = has_points and rng.integers(2) == 0
+    of_points = not staged_number(memory, number, INTERVAL_COUNT) and rng.integers(2) == 0  # else they are to be found
     if staged_number(memory, number, SCAN_COUNT):  # progressive: its values, and how many there are
         begin = staged_number(memory, number, ROW_ENDS)
         length = staged_number(memory, number, PLANES) - begin
@@ -62,7 +62,7 @@ def damaged(device: torch.device) -> int:
         pool.submit(contents, staged._pixels, geometry=crops, index=known, staging=staged.staging).wait()
         hostile = [number for number, on_gpu in enumerate(staged.is_staged()) if on_gpu and (number + round_) % 2]
         for number in hostile:
-            damage(staged._run._memory, number, rng, has_points=known is not None)
+            damage(staged._run._memory, number, rng)
         pixels, failed = staged.to(device), staged.failed()
         refused += len(failed)
         assert {*failed} <= {*hostile}

@@ -33,6 +33,7 @@ def noise(height: int, width: int, seed: int) -> Image.Image:
 # Places in StagedImage, bytes.
 OWNER, OUT_WIDTH, OUT_HEIGHT, OUT = 24, 92, 96, 120
 QUANTIZATION = 152  # of the first component
+INTERVAL_COUNT = 556  # of files whose points are to be found
 VALUES, SCAN_COUNT, ROW_ENDS, PLANES = 0, 564, 600, 616  # of progressive files
 
 

@@ -94,7 +94,8 @@ Staging::Staging(std::uint8_t* memory, std::size_t size, std::size_t count, std:
       views_(views),
       most_samples_(most_samples),
       new_file_(new_file),
-      found_(std::move(found)) {
+      found_(std::move(found)),
+      places_(count) {
   used_ = wanted_ = aligned(count * sizeof(StagedImage));
   if (used_ > size_) throw std::invalid_argument("staging memory must have room for its images' numbers");
   if (reinterpret_cast<std::uintptr_t>(memory) % kAlignment != 0) {
@@ -103,7 +104,6 @@ Staging::Staging(std::uint8_t* memory, std::size_t size, std::size_t count, std:
   if (views == 0 || count % views != 0) throw std::invalid_argument("each sample must have all views");
   if (views > 1) files_.resize(count / views);
   if (new_file == NewFile::find) sought_.resize(count);
-  std::memset(memory_, 0, used_);
 }
 
 bool Staging::add(std::size_t number, ByteSource& source, const JpegHeader& header, const Geometry& geometry,
@@ -202,11 +202,14 @@ bool Staging::stage(std::size_t number, ByteSource& source, const JpegHeader& he
   staged.owner = static_cast<int>(owner);
   if (stager.is_new()) new_files_.fetch_add(1, std::memory_order_relaxed);
   image(number) = staged;
+  places_[number] = Place::staged;
   return true;
 }
 
 // Its data stays, which other views may need.
 void Staging::remove(std::size_t number) {
+  if (!has(number)) return;
+  places_[number] = Place::removed;
   StagedImage& staged = image(number);
   staged.width = staged.height = staged.out_width = staged.out_height = 0;
   staged.vertical_first = staged.step_count = staged.step_images = 0;
@@ -221,6 +224,9 @@ std::size_t Staging::end_of_file(std::size_t begin) const {
 }
 
 std::vector<Staging::Chunk> Staging::finish(std::size_t most_bytes) {
+  for (std::size_t number = 0; number < count_; ++number) {
+    if (places_[number] == Place::empty) image(number) = StagedImage{};
+  }
   std::vector<Chunk> chunks;
   std::vector<StagedWork> work;
   struct Needs {

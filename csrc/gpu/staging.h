@@ -53,7 +53,7 @@ class Staging {
   // earlier one of them or the image itself.
   bool add_part(std::size_t number, ByteSource& source, const JpegHeader& header, const Geometry& geometry,
                 const SampleOptions& options, std::size_t out, std::size_t owner);
-  bool has(std::size_t number) const { return image(number).out_width > 0; }
+  bool has(std::size_t number) const { return places_[number] == Place::staged; }
   // The image whose data an image is decoded from.
   std::size_t owner(std::size_t number) const { return static_cast<std::size_t>(image(number).owner); }
   // Only once no thread adds images: takes one out again.
@@ -87,6 +87,8 @@ class Staging {
   std::size_t new_files() const { return new_files_.load(std::memory_order_relaxed); }
 
  private:
+  // Whether there is an image in its place. Beside them: memory that other threads have written is slow to look at.
+  enum class Place : std::uint8_t { empty, staged, removed };
   // What is known of the file that several images are views of.
   struct File {
     enum class State { unknown, in_progress, staged, refused };
@@ -107,6 +109,7 @@ class Staging {
   const std::size_t size_, count_, views_, most_samples_;
   const NewFile new_file_;
   const std::shared_ptr<FoundPoints> found_;  // of an earlier batch, or null
+  std::vector<Place> places_;                 // of each image
   mutable std::mutex mutex_;
   std::condition_variable staged_;  // a file is not in progress any more
   std::vector<File> files_;         // if there are several views

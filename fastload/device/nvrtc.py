@@ -115,6 +115,18 @@ class _Loaded:
 _loaded = _Loaded()
 
 
+_importing = threading.Lock()
+
+
+def _core_module() -> Any:
+    """``cuda.core``.
+
+    While it is imported it replaces its ``__spec__``, by which Python has other threads wait for that.
+    """
+    with _importing:
+        return importlib.import_module("cuda.core")
+
+
 @functools.cache
 def _disk_cache() -> Any:
     """``cuda.core``'s cache of compiled programs; None if it has none or cannot write it."""
@@ -160,7 +172,7 @@ def build(
     Returns:
         The kernels by name.
     """
-    core: Any = importlib.import_module("cuda.core")
+    core = _core_module()
     device = core.Device(index)
     device.set_current()
     options = core.ProgramOptions(
@@ -193,19 +205,17 @@ def _compile(index: int, value_bytes: int, channels: int) -> dict[torch.memory_f
 @functools.lru_cache(maxsize=64)  # cuda.core makes a class for each; torch has 32 side streams per priority
 def _stream(handle: int) -> Any:
     """``cuda.core``'s object for one of torch's streams; 0 is the legacy default stream."""
-    core: Any = importlib.import_module("cuda.core")
+    core = _core_module()
     return core.Stream.from_handle(handle) if handle else core.LEGACY_DEFAULT_STREAM
-
-
-@functools.cache
-def _core_module() -> Any:
-    return importlib.import_module("cuda.core")
 
 
 @functools.lru_cache(maxsize=512)
 def _launch_config(grid: Any, threads: int, shared_bytes: int) -> Any:
     """A launch's shape, most of which come again in every batch."""
     return _core_module().LaunchConfig(grid=grid, block=threads, shmem_size=shared_bytes)
+
+
+_thread = threading.local()  # the device that it has launched kernels on
 
 
 def launcher(device: torch.device) -> Callable[..., None]:
@@ -216,8 +226,10 @@ def launcher(device: torch.device) -> Callable[..., None]:
     """
     core = _core_module()
     # torch's guard gives a thread no context if the device is already the thread's default one.
-    core.Device(device.index).set_current()
-    stream = _stream(torch.cuda.current_stream(device).cuda_stream)
+    if getattr(_thread, "device", None) != device.index:
+        core.Device(device.index).set_current()
+        _thread.device = device.index
+    stream = _stream(torch._C._cuda_getCurrentRawStream(device.index))
 
     def launch(kernel: Any, grid: Any, threads: int, shared_bytes: int, *arguments: int) -> None:
         core.launch(stream, _launch_config(grid, threads, shared_bytes), kernel, *arguments)

@@ -109,12 +109,17 @@ class Batch:
         """Whether :meth:`locate` will not wait for the dataset's answer."""
         return self.answer is None or self.answer.done()
 
-    @property
-    def is_staged(self) -> bool:
-        """Whether it can be issued without a wait and without Python, for a GPU."""
-        if self.error is not None or self.staged is None:
+    def staged_within(self, timeout_s: float) -> bool | None:
+        """Wait until it can be issued without Python, for a GPU; return whether it can.
+
+        ``None`` if it never can.
+        """
+        if self.error is not None or self.staged is None or self.job is None:
+            return None
+        state = self.job.wait(timeout_s)
+        if state == "timeout":
             return False
-        return self.job.wait(0.0) == "done" and not failed_of(self.job)
+        return True if state == "done" and not failed_of(self.job) else None
 
     def locate(self, recipe: Recipe, seed_of: Callable[[Any], int] | None) -> None:
         """Find the samples' encoded images and targets.

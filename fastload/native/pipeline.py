@@ -52,6 +52,8 @@ if TYPE_CHECKING:
 
 DECODING = 3  # batches submitted and not yet made: one being finished, one being decoded, one queued
 LOOK_S = 5.0  # a signal just before a wait does not end it: its handler runs after at most this time
+STAGED_LOOKS_S = tuple(1e-4 * 1.25**n for n in range(11))  # up to 1 ms each, 4.3 in all
+"""Waits between looks at whether a batch can be issued while the GPU decodes another."""
 
 
 class ClosedError(Exception):
@@ -270,8 +272,10 @@ class DecodePipeline:
                 if self._last:
                     self._process.close()
                 return
-            # Only batches before the first unmade one: a later one that failed early takes no room.
-            if not self._draining and [b.owner for b in batches[: batches.index(unmade[0])]].count(None) >= self._ahead:
+            # Only batches before the first unmade one: a later one that failed early takes no room. Nor does one that
+            # the consumer waits for.
+            ready = [b for b in batches[: batches.index(unmade[0])] if b.owner is None and not b.wanted]
+            if not self._draining and len(ready) >= self._ahead:
                 return
             if unmade[0].job is not None:
                 self._finish_batch(unmade[0])
@@ -360,8 +364,7 @@ class DecodePipeline:
         if batch.staged is not None:
             if batch.at_once:  # located without the user's code, while the GPU decodes
                 self._start_batches(tuple(self._batches), DECODING + 1)
-            if batch.wanted and self._choice is not None and self._choice.has_room():
-                self._issue_next(batch)
+            self._issue_next(batch)
             while failed := batch.staged.failed():
                 self._make_odd(batch, self._odd_samples(batch), failed)
                 data = self._finish(batch.made_of, batch.patches, rest, batch.number)
@@ -374,9 +377,24 @@ class DecodePipeline:
         return data
 
     def _issue_next(self, batch: Batch) -> None:
-        """Issue the batch behind one that the consumer waits for: the GPU goes on then."""
+        """Issue the next batch while the GPU decodes one that the consumer waits for: the GPU goes on then.
+
+        For some milliseconds, which decoding takes by itself, this looks whether the consumer waits by now, and the
+        threads are done with the next batch. A batch of a GPU that is busy with other work is not held back longer.
+        """
         following = next((b for b in tuple(self._batches) if b.number == batch.number + 1), None)
-        if following is None or not following.is_staged:
+        if following is None or self._choice is None:
+            return
+        staged, looks = following.staged_within(0.0), iter(STAGED_LOOKS_S)
+        while staged is not None and not (staged and batch.wanted):
+            look_s = next(looks, None)
+            if look_s is None or batch.staged.is_decoded or self._closed:
+                return
+            if staged:
+                time.sleep(look_s)
+            else:
+                staged = following.staged_within(look_s)
+        if not staged or not self._choice.has_room():
             return
         try:
             self._complete(following)

@@ -19,6 +19,8 @@ from fastload.loader_state import state_of
 pytestmark = pytest.mark.gpu
 
 SIDE = 96
+FILES = 64
+PROGRESSIVE = FILES // len(KINDS)  # in which there is nothing to find
 
 
 @pytest.fixture(scope="module")
@@ -26,7 +28,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     root = tmp_path_factory.mktemp("files")
     (root / "a").mkdir()
     sizes = [(120, 200), (333, 222), (31, 50), (500, 400), (200, 1201)]
-    for number in range(64):
+    for number in range(FILES):
         kind, size = KINDS[number % len(KINDS)], sizes[number % len(sizes)]
         image = noise(*size, number)
         if number % 11 == 3:
@@ -133,7 +135,9 @@ def test_batches_of_the_gpu_and_of_threads_in_turns(folder: Path, monkeypatch: p
     assert stats.gpu_images == sum(made.staged for made in noted) > 0
     assert [made.side for made in noted] == turns
     assert all(made.staged > 0 for made in noted if made.side != "threads")
-    assert all(made.new == made.staged for made in noted[:4])  # no file has been visited before
+    first = [made for made in noted[:4] if made.staged]  # no file has been visited before
+    assert all(made.new > made.staged // 2 for made in first)
+    assert sum(made.staged - made.new for made in first) <= PROGRESSIVE
     assert all(made.new < made.staged for made in noted[-4:] if made.side != "threads")  # new: those of few MCUs
     assert all(made.work_s > 0 for made in noted)
     timed = [made.kernel_s for made in noted if made.staged]

@@ -142,5 +142,6 @@ def test_the_driver_tells_a_busy_gpu_from_an_idle_one(sleeps):
         report = loader.report()
     assert report.stats.gpu_utilization is not None, "asked once a second, for four"
     assert (report.stats.gpu_utilization < 0.6) is sleeps, report
-    is_busy = report.stats.gpu_utilization >= BUSY_MIN  # not if other programs keep this one off the processor
-    assert report.verdict.bottleneck is (Bottleneck.GPU if is_busy else Bottleneck.LOOP), report
+    over = report.stats.gpu_utilization - BUSY_MIN  # negative if other programs keep this one off the processor
+    if abs(over) > 0.03:  # to which the GPU's waits for batches are added
+        assert report.verdict.bottleneck is (Bottleneck.GPU if over > 0 else Bottleneck.LOOP), report

@@ -50,21 +50,23 @@ class Job:
 
 
 @pytest.mark.parametrize(
-    ("job", "is_staged"),
+    ("job", "staged"),
     [
         (Job("done", 0, 0), True),
-        (Job("done", 0, 1), False),
+        (Job("done", 0, 1), None),
         (Job("timeout"), False),
-        (Job("requested"), False),
+        (Job("requested"), None),
     ],
 )
-def test_a_batch_is_staged_once_threads_are_done_without_python(job, is_staged):
+def test_a_batch_is_staged_once_threads_are_done_without_python(job, staged):
     batch = Batch(0, 0, ([0, 1],), staged=object(), job=job)
-    assert batch.is_staged == is_staged
-    batch.staged = None  # threads decode it
-    assert not batch.is_staged
+    assert batch.staged_within(0.0) is staged
+    batch.error = object()  # of the dataset
+    assert batch.staged_within(0.0) is None
+    batch.error, batch.staged = None, None  # threads decode it
+    assert batch.staged_within(0.0) is None
     batch.job = None  # it has yet to be started
-    assert not batch.is_staged
+    assert batch.staged_within(0.0) is None
 
 
 @pytest.mark.parametrize("workers", [1, 2])

@@ -170,6 +170,18 @@ def test_views_of_a_file_share_its_data(kernels, pool):
     assert same == [number not in (4, 5, kept) for number in range(len(has))]
 
 
+def test_images_that_are_not_staged_are_nothing_for_the_kernels(pool):
+    """Whatever was in the memory before."""
+    memory, pixels = torch.full((1 << 18,), 255, dtype=torch.uint8), torch.zeros(3, SIDE, SIDE, 3, dtype=torch.uint8)
+    staging = _core.Staging(memory, 3, 1, "find")
+    pool.submit([FILES[0], b"no image", FILES[1]], pixels, geometry=geometry(7)[:3], staging=staging).wait()
+    assert staging.has() == b"\1\0\1"
+    staging.remove(0)
+    staging.finish(1 << 28)
+    assert staging.has() == b"\0\0\1"
+    assert not memory[: 2 * staging.bytes_per_image].any()
+
+
 def test_images_in_a_row_of_other_files_have_their_own_data(kernels, pool):
     views = Views(pool, [FILES[number % 5] for number in range(8)])
     assert [views.staging.owner(number) for number in range(8)] == [*range(8)]
@@ -403,6 +415,7 @@ class HostDecoder:
 class HostStaged:
     decode_s = 0.0
     most_samples = None
+    is_decoded = False  # so that the next batch may be issued
 
     def __init__(
         self,

@@ -24,6 +24,7 @@ from torchvision.transforms import Compose, RandomHorizontalFlip, RandomResizedC
 from fastload import FastLoader, _core, loader_state
 from fastload.device.decode.policy import DecodePolicy
 from fastload.native import pipeline as decode_pipeline
+from fastload.native.batch import Batch
 from fastload.native.pipeline import DecodePipeline
 from fastload.python_samples.odd_samples import OddSamples
 
@@ -54,6 +55,7 @@ class Staged:
     decode_s = 0.0
     most_samples = None
     staging = None
+    is_decoded = False
 
     def __init__(self, decoder: Decoder, number: int, pixels: torch.Tensor) -> None:
         self.decoder, self.number, self.host, self.nbytes = decoder, number, pixels, pixels.nbytes
@@ -224,6 +226,52 @@ def test_what_is_issued_early_is_neither_issued_nor_confirmed_twice(device, data
     assert (stats.images, stats.gpu_images, stats.thread_images) == (IMAGES, IMAGES, 0)
 
 
+@pytest.mark.parametrize("late", ["staged", "wanted", "decoded", "never"])
+def test_a_batch_is_issued_once_it_is_staged_and_waited_for_while_the_gpu_decodes(device, dataset, monkeypatch, late):
+    decoder = use(monkeypatch, Decoder())
+    issue, within, looks = DecodePipeline._issue_next, Batch.staged_within, []
+
+    def staged_within(self: Batch, timeout_s: float) -> bool | None:
+        looks.append(timeout_s)
+        is_staged = within(self, 1.0)
+        return is_staged and (late == "wanted" or (late != "never" and len(looks) > 3))
+
+    def issue_next(self: Any, batch: Any) -> None:
+        batch.wanted = late != "wanted"
+        looks.clear()
+        monkeypatch.setattr(decode_pipeline.time, "sleep", lambda seconds: setattr(batch, "wanted", True))
+        monkeypatch.setattr(Staged, "is_decoded", late == "decoded")
+        issue(self, batch)
+
+    monkeypatch.setattr(Batch, "staged_within", staged_within)
+    monkeypatch.setattr(DecodePipeline, "_issue_next", issue_next)
+    iterator = iter(FastLoader(dataset, batch_size=2, num_workers=2, **device))
+    assert len(taken(iterator)) == IMAGES // 2
+    is_early = decoder.asked.index(("to", 1)) < decoder.asked.index(("failed", 0))
+    assert is_early == (late in ("staged", "wanted"))
+
+
+def test_a_batch_that_is_waited_for_takes_no_room_of_those_made_ahead(device, dataset, monkeypatch):
+    """The pipeline goes on though the consumer has yet to wake up."""
+    decoder = use(monkeypatch, Decoder())
+    wait, confirm, missing = DecodePipeline._wait_for, DecodePipeline._confirmed, []
+
+    def confirmed(self: Any, batch: Any, *issued: Any) -> Any:
+        wait_for(lambda: batch.wanted or batch.number)
+        return confirm(self, batch, *issued)
+
+    def slow(self: Any, batch: Any, timeout_s: float) -> None:
+        wait(self, batch, timeout_s)
+        until = time.monotonic() + 5.0
+        while batch.number == 0 and not missing and ("failed", 1) not in decoder.asked:
+            missing.extend(["1"] * (time.monotonic() > until))
+
+    monkeypatch.setattr(DecodePipeline, "_confirmed", confirmed)
+    monkeypatch.setattr(DecodePipeline, "_wait_for", slow)
+    assert len(taken(iter(FastLoader(dataset, batch_size=2, num_workers=2, **device)))) == IMAGES // 2
+    assert not missing
+
+
 def test_a_batch_that_threads_decode_is_issued_in_its_turn(device, dataset, monkeypatch):
     turns = itertools.cycle(["find", "find", "threads"])
     monkeypatch.setattr(DecodePolicy, "choose", lambda self: (next(turns), False))
@@ -286,7 +334,8 @@ def test_draws_of_a_batch_issued_early_are_made_again_if_those_before_it_change(
             else:
                 changed.setattr(DecodePipeline, "_issue_next", lambda *_: None)
             torch.manual_seed(3)
-            loader = FastLoader(dataset, batch_size=2, num_workers=workers, shuffle=True, **device)
+            options = {"num_workers": workers, "prefetch_factor": 4, "shuffle": True} | device
+            loader = FastLoader(dataset, batch_size=2, **options)
             made.append(taken(iter(loader)))
             assert loader.stats().images == IMAGES
             assert early[:3] == [1, 2, 3][: 3 * is_early]

@@ -326,6 +326,11 @@ class KernelRun:
         self._began: Any = None  # one before the kernels, if they are timed
 
     @property
+    def is_decoded(self) -> bool:
+        """Whether the kernels have ended."""
+        return not self._is_unknown or bool(self._decoded.query())
+
+    @property
     def decode_s(self) -> float:
         """Seconds that the kernels took; 0 if they were not timed, or have not ended."""
         if self._began is None or not self._decoded.query():
@@ -527,6 +532,11 @@ class StagedFiles:
                 _copy_unstaged(staged[view :: len(self._parts)], *parts)
         self._run.start(layout, pixels, timing, learns=True)
         return pixels
+
+    @property
+    def is_decoded(self) -> bool:
+        """Whether the kernels have ended."""
+        return self._run.is_decoded
 
     def failed(self) -> list[int]:
         """Return the images that the kernels could not decode.

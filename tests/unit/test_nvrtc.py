@@ -1,0 +1,54 @@
+"""Test how kernels are compiled and launched, without a device."""
+
+from __future__ import annotations
+
+import importlib
+import threading
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+
+from fastload.device import nvrtc
+
+
+def test_one_thread_at_a_time_imports_cuda_core(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is not whole in ``sys.modules`` meanwhile, and Python lets other threads have it."""
+    inside = threading.Semaphore()
+    others, free = threading.Barrier(2), []
+
+    def slow_import(name: str) -> Any:
+        free.append(inside.acquire(blocking=False))
+        others.wait() if len(free) == 1 else None
+        inside.release()
+        return name
+
+    monkeypatch.setattr(importlib, "import_module", slow_import)
+    first = threading.Thread(target=nvrtc._core_module)
+    second = threading.Thread(target=nvrtc._core_module)
+    first.start()
+    second.start()
+    second.join(0.05)
+    others.wait(10.0)
+    first.join()
+    second.join()
+    assert free == [True, True]
+
+
+def test_a_thread_makes_a_device_current_when_it_changes(monkeypatch: pytest.MonkeyPatch) -> None:
+    made: list[int] = []
+    core = SimpleNamespace(Device=lambda index: SimpleNamespace(set_current=lambda: made.append(index)))
+    monkeypatch.setattr(nvrtc, "_core_module", lambda: core)
+    monkeypatch.setattr(nvrtc, "_stream", lambda handle: handle)
+    monkeypatch.setattr(torch._C, "_cuda_getCurrentRawStream", lambda index: 7, raising=False)
+
+    def launch() -> None:
+        for index in (0, 0, 1, 1, 0):
+            nvrtc.launcher(torch.device("cuda", index))
+
+    for _ in range(2):
+        thread = threading.Thread(target=launch)
+        thread.start()
+        thread.join()
+    assert made == [0, 1, 0] * 2

@@ -1,4 +1,4 @@
-"""Write random programs: operations on an image, a way to a tensor, operations on tensors, and looks in between."""
+"""Write random programs: operations on images and tensors, with looks in between."""
 
 from __future__ import annotations
 
@@ -299,7 +299,7 @@ _ANY_STEPS = (
     "{x} = copy.deepcopy({x})",
     "{x} = copy.copy({x})",
     "{x} = pickle.loads(pickle.dumps({x}))",
-    "{x} = torch.from_numpy({x}.numpy())",
+    "{x} = torch.from_numpy({x}.numpy().copy())",
     "{x} = torch.empty_like({x}).copy_({x})",
     "{x} = {x}.type_as({x})",
     "{x} = {x}.to('cpu')",

@@ -1,4 +1,4 @@
-"""Whatever code does with a tensor made from an image in a worker, it sees what it sees with torch's loader."""
+"""Code that touches tensors made from images in workers sees what torch's loader shows."""
 
 from __future__ import annotations
 

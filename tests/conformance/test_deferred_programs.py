@@ -1,4 +1,4 @@
-"""Programs of a user's own, which make tensors of images in workers, give what they give with torch's loader."""
+"""Users' programs that make tensors of images in workers give torch's batches."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 from deferred.collates import (
     COLLATES,
+    TRANSFORMS,
     Caches,
     ChangesTheImage,
     KeepsLast,
@@ -22,7 +23,7 @@ from deferred.collates import (
 )
 from deferred.files import DAMAGED, write_files
 from deferred.odd_programs import odd_programs
-from deferred.outcomes import PLAIN, Cases, differences, epochs, outcomes
+from deferred.outcomes import Cases, differences, epochs, outcomes
 from deferred.programs import Program, Runs
 from deferred.random_programs import program
 from references import kept
@@ -71,9 +72,11 @@ def compare_epochs(dataset: Any, **options: Any) -> None:
     assert differing == "", differing
 
 
-def test_collate_functions(folder):
-    """Each works in both epochs with other transforms, as their numbers have no common factor."""
-    compare_epochs(Photos(folder, 4 * (PLAIN + len(COLLATES))), collate_fn=collate_in_turn)
+@pytest.mark.parametrize("transforms", [1, pytest.param(len(TRANSFORMS), marks=pytest.mark.slow)])
+def test_collate_functions(folder, transforms):
+    """The first batches, which workers may compare, have the functions of the last."""
+    count = 6 + len(COLLATES) * transforms
+    compare_epochs(Photos(folder, 4 * count), collate_fn=collate_in_turn)
 
 
 KINDS = [KeepsLast, Caches, ReusesOneTensor, WholeBatches, ChangesTheImage, States, Stream]

@@ -1,4 +1,4 @@
-"""Collate functions of a user's own, and datasets that keep, share or change what they have made."""
+"""Users' collate functions, and datasets that keep, share or change their tensors."""
 
 from __future__ import annotations
 
@@ -299,6 +299,6 @@ COLLATES: tuple[Callable[[list[Any]], Any], ...] = (
 
 
 def collate_in_turn(samples: list[Any]) -> Any:
-    """Let each batch of four have a collate function of its own, and later ones the same with other transforms."""
+    """Collate each batch of four by a function of its own."""
     number = samples[0]["label"] // 4
     return {"number": number, "batch": COLLATES[number % len(COLLATES)](samples), "states": generator_states()}

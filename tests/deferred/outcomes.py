@@ -1,4 +1,4 @@
-"""Run numbered cases in the workers of a loader, and describe what they return, raise and leave behind."""
+"""Run numbered cases in a loader's workers, and describe what they return and raise."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def digest(data: Any) -> str:
 
 
 def described(value: Any, storages: list[int] | None = None) -> Any:
-    """Describe a value by plain data that is equal for equal values only, with all of its tensors' properties.
+    """Describe a value and its tensors by plain data, equal for equal values only.
 
     Tensors on one memory have one number in the description. A nested tensor, or another one that has no bytes of its
     own, is described by its text.
@@ -85,7 +85,7 @@ def _described_tensor(value: torch.Tensor, storages: list[int]) -> Any:
 
 
 def raised(error: BaseException) -> tuple[str, str, list[str]]:
-    """Describe an error by its class, message, and the lines of cases that lead to it."""
+    """Describe an error by its class, its message and the lines of cases."""
     text = str(error)
     if "Original Traceback (most recent call last)" in text:  # of a worker
         lines = re.findall(r'File "(<[^">]*>|[^"]*/deferred/[^"]*)", line (\d+)', text)
@@ -172,7 +172,9 @@ def as_list(samples: list[Any]) -> list[Any]:
 def outcomes(
     kind: Callable[..., DataLoader[Any]], cases: Cases, *, num_workers: int = 2, batch_size: int = 6, **options: Any
 ) -> list[Any]:
-    """Return what each case leaves, in order. One that ends its worker, or hangs, is alone in that.
+    """Return what each case leaves, in order.
+
+    A case that ends its worker, or hangs, is named; the others run on in new workers.
 
     Args:
         kind: A loader's class.
@@ -222,7 +224,7 @@ def _run(loader: DataLoader[Any], order: list[int], found: dict[int, Any]) -> st
 
 
 def _culprit(end: str, journal: Path, left: list[int]) -> int:
-    """Return the case that a dead worker began last, or the one that the first missing case waits for."""
+    """Return the case that a dead or stuck worker began last."""
     dead = _DEAD.search(end)
     begun = [tuple(map(int, line.split())) for line in journal.read_text().splitlines()]
     of = int(dead[1]) if dead else next((pid for pid, number in begun if number == left[0]), 0)
@@ -254,7 +256,7 @@ def epochs(loader: DataLoader[Any], count: int = 2) -> list[Any]:
 
 
 def differences(ours: Sequence[Any], theirs: Sequence[Any], name: Callable[[int], str]) -> str:
-    """List the cases whose outcomes differ, with ``name`` of each; empty if all are the same."""
+    """List the cases whose outcomes differ by ``name``; empty if none does."""
     assert len(ours) == len(theirs)
     parts = []
     differing = [at for at, (a, b) in enumerate(zip(ours, theirs, strict=True)) if a != b]

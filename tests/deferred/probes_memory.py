@@ -331,7 +331,7 @@ def views_that_race(x):
 
 @probe
 def addresses_that_race(x):
-    """Four threads read each page of the tensor, from the address of its storage, in another order."""
+    """Four threads read the tensor's pages from its address, in two orders."""
     barrier, seen, size = threading.Barrier(4), [{} for _ in range(4)], _nbytes(x)
     address = x.data_ptr()
 

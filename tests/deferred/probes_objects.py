@@ -272,7 +272,7 @@ def resurrected(x, make):
 
 @probe
 def many_freed_unread(x, make):
-    """Memory of tensors that no one reads is free again, and what is made after has its own."""
+    """Memory of tensors that are never read is free again."""
     for _ in range(60):
         make()
         make.made.clear()

@@ -1,4 +1,4 @@
-"""Probes that change a tensor, its views or its image, and see where else that shows."""
+"""Probes that change a tensor, its views or its image."""
 
 from __future__ import annotations
 

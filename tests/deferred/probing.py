@@ -1,4 +1,4 @@
-"""Ways of touching a tensor that was made from an image: the table of probes, and how they are run."""
+"""The table of probes, which touch tensors made from images, and how they run."""
 
 from __future__ import annotations
 
@@ -124,7 +124,7 @@ def in_thread(run: Callable[[], Any]) -> Any:
 
 
 def in_child(run: Callable[[], Any]) -> Any:
-    """Run a function in a forked child; return what describes its result, or the child's end."""
+    """Run a function in a forked child; return its described result, or its end."""
     readable, writable = os.pipe()
     child = os.fork()
     if child == 0:

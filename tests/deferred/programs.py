@@ -1,7 +1,7 @@
-"""Programs as texts: the body of a function that makes a sample of an image file, as a user's ``__getitem__`` does.
+"""Programs as texts, which make samples of image files as users' datasets do.
 
-A program sees ``path``, ``number``, ``kept`` (a dictionary of its process), ``look`` (notes what it has seen), and the
-names of ``PRELUDE`` and of the classes here.
+A program is the body of a function. It sees ``path``, ``number``, ``kept`` (a dictionary of its process), ``look``
+(notes what it has seen), and the names of ``PRELUDE`` and of the classes here.
 """
 
 from __future__ import annotations
@@ -83,7 +83,7 @@ class Program:
 
 
 class Runs:
-    """Runs programs by their numbers. The texts travel to spawned workers; what is compiled stays there."""
+    """Runs programs by their numbers."""
 
     def __init__(self, programs: list[Program], folder: Path) -> None:
         self.programs = programs

@@ -1,4 +1,4 @@
-"""Write random programs: operations on an image, a way to a tensor, operations on tensors, and looks in between."""
+"""Write random programs: operations on images and tensors, with looks in between."""
 
 from __future__ import annotations
 
@@ -26,8 +26,30 @@ _OPENS = (
 )
 
 
+def _usual_image_step(r: random.Random) -> str:
+    """Return a statement that pending pixels can note, so that chains of them arise."""
+    f, n, m, t = round(r.uniform(0.1, 2.5), 2), r.randrange(8, 60), r.randrange(8, 60), r.choice(("v1", "v2"))
+    to = r.choice(
+        (
+            *(f"{t}.RandomHorizontalFlip()(image)", f"{t}.RandomVerticalFlip(1.0)(image)", "F.hflip(image)"),
+            *(f"image.transpose(Image.Transpose.{turn})" for turn in _TURNS[:2]),
+            *(f"{t}.ColorJitter(0.4, 0.4, 0.4, 0.1)(image)", f"{t}.RandAugment()(image)"),
+            *(f"{t}.RandomGrayscale(0.5)(image)", f"{t}.RandomAffine(10)(image)"),
+            *(f"ImageEnhance.{name}(image).enhance({f})" for name in ("Brightness", "Contrast", "Color", "Sharpness")),
+            *(f"ImageOps.{name}(image)" for name in ("autocontrast", "equalize", "invert", "mirror")),
+            *(f"ImageOps.posterize(image, {r.randrange(1, 9)})", f"ImageOps.solarize(image, {r.randrange(256)})"),
+            *(f"image.filter(ImageFilter.GaussianBlur({f}))", f"F.adjust_hue(image, {r.uniform(-0.5, 0.5):.2f})"),
+            *(f"{t}.RandomResizedCrop({n})(image)", f"image.resize(({n}, {m}), 2)"),
+            *("image.crop((2, 1, image.width - 3, image.height - 1))", "image.copy()"),
+        )
+    )
+    return f"image = {to}"
+
+
 def _image_step(r: random.Random) -> str:
     """Return a statement that changes ``image``."""
+    if r.random() < 0.6:
+        return _usual_image_step(r)
     f, p = round(r.uniform(0.1, 2.5), 2), r.choice((0.0, 0.5, 1.0))
     n, m, t = r.randrange(8, 60), r.randrange(8, 60), r.choice(("v1", "v1", "v2"))
     left, top = r.randrange(20), r.randrange(20)
@@ -277,7 +299,7 @@ _ANY_STEPS = (
     "{x} = copy.deepcopy({x})",
     "{x} = copy.copy({x})",
     "{x} = pickle.loads(pickle.dumps({x}))",
-    "{x} = torch.from_numpy({x}.numpy())",
+    "{x} = torch.from_numpy({x}.numpy().copy())",
     "{x} = torch.empty_like({x}).copy_({x})",
     "{x} = {x}.type_as({x})",
     "{x} = {x}.to('cpu')",

@@ -413,7 +413,7 @@ def _held(value: Any) -> list[Any] | None:
 
 
 def _has_own_storage(tensor: torch.Tensor) -> bool:
-    storage = tensor.untyped_storage()
+    storage = torch._C.TensorBase.untyped_storage(tensor)  # torch.Tensor's may be replaced by one that fills it
     return _uses(storage) <= _USES and not storage.is_shared() and storage.nbytes() > 0
 
 

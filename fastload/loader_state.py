@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from fastload.device.decode.policy import DecodePolicy
     from fastload.device.decode.received import Painter
     from fastload.memory.buffers import BufferPool
-    from fastload.options import LoaderConfig
+    from fastload.options import Decode, LoaderConfig
     from fastload.pipeline.recipe import Recipe
     from fastload.python_samples.seeding_process import SeedingProcess
     from fastload.route import Route
@@ -105,13 +105,15 @@ class LoaderState:
     def painter(self, loader: LoaderConfig[Any], route: Route, slots: SlotPool) -> Painter | None:
         """Return what lets workers stage deferred tensors in slots; kept with these across epochs."""
         if loader.decode == "cpu" or not route.is_lazy or route.not_on_gpu is not None:
+            slots.paints = False
             return None
         if self._painter is None or self._painter.slots is not slots:
             from fastload.deferred.staging import paint_images
             from fastload.device.decode.received import Painter
 
-            make_decoder = functools.partial(self.decoder, loader, route.device, None)
+            make_decoder = functools.partial(_decoder_of, weakref.ref(self), loader.decode, route.device)
             self._painter = Painter(make_decoder, slots, paint_images, loader.memory_format)
+        slots.paints = self._painter.is_ready
         return self._painter
 
     @property
@@ -161,7 +163,7 @@ class LoaderState:
         Raises:
             RuntimeError: The threads have to decode all, and ``decode="gpu"``.
         """
-        decoder = self.decoder(loader, route.device, route.not_on_gpu)
+        decoder = self.decoder(loader.decode, route.device, route.not_on_gpu)
         if decoder is None:
             return None
         from fastload.device.decode.choice import DecodeChoice
@@ -170,20 +172,20 @@ class LoaderState:
         policy = None if loader.decode == "gpu" else self.decode_policies.setdefault(route.device, DecodePolicy())
         return DecodeChoice(decoder, policy, totals=totals)
 
-    def decoder(self, loader: LoaderConfig[Any], device: torch.device, reason: str | None) -> Decoder | None:
+    def decoder(self, decode: Decode, device: torch.device, reason: str | None) -> Decoder | None:
         """Return what decodes on the device, or None if the threads decode.
 
         It is kept across epochs.
 
         Args:
-            loader: Its options count.
+            decode: The loader's option.
             device: Where batches go.
             reason: Why it cannot; see :class:`~fastload.route.Route`.
 
         Raises:
             RuntimeError: They have to, and ``decode="gpu"``.
         """
-        if loader.decode == "cpu":
+        if decode == "cpu":
             return None
         if reason is None and device not in self._decoders:
             from fastload.device.decode.files import Decoder
@@ -195,7 +197,7 @@ class LoaderState:
         known = self._decoders[device] if reason is None else reason
         if not isinstance(known, str):
             return known
-        if loader.decode == "gpu":
+        if decode == "gpu":
             raise RuntimeError(f"decode='gpu' cannot be used: {known}")
         return None
 
@@ -354,6 +356,11 @@ class LoaderState:
             self.slots.close()
         if self._seeding is not None:
             self._seeding.close()
+
+
+def _decoder_of(state: Callable[[], LoaderState | None], decode: Decode, device: torch.device) -> Decoder | None:
+    found = state()
+    return None if found is None else found.decoder(decode, device, None)
 
 
 def _counts(index: _core.JpegIndex) -> tuple[int, int]:

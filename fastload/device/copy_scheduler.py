@@ -18,7 +18,7 @@ import time
 import weakref
 from collections import Counter, deque
 from queue import SimpleQueue
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 import torch
 
@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from fastload.memory.slots import Lease, SlotPool
 
 NONE_FREE = "no slot is free"
-_NOTHING = object()
+_NOTHING: Final[Any] = object()
 
 
 class Arrival:
@@ -298,21 +298,19 @@ class CopyScheduler:
         torch.accelerator.set_device_index(self.transfer.device)
         issued: deque[tuple[Arrival, int, threading.Lock]] = deque()  # the device decodes them
         while True:
-            with self._lock:
-                idle = self._pause or self._next() is None
-            if issued and (idle or not self.transfer.has_room()):  # the next one was issued first: the device goes on
+            # The next one is issued first, if it has room: the device goes on then.
+            claimed = _NOTHING if issued and not self.transfer.has_room() else self._claim(waits=False)
+            if claimed is _NOTHING and issued:
                 self._try(Arrival.settle, *issued[0])
                 issued.popleft()[2].release()
                 continue
-            if idle:  # nothing to copy and so nothing to delay: free the slots of the last copies as early as possible
+            if claimed is _NOTHING:  # nothing to delay: free the slots of the last copies as early as possible
                 self.transfer.wait_copied()
-            claimed = self._claim(waits=not issued)
+                claimed = self._claim(waits=True)
             if claimed is None:
                 for _, _, starting in issued:
                     starting.release()
                 return
-            if claimed is _NOTHING:
-                continue
             self._try(Arrival.start, *claimed)
             if claimed[0].files is not None and not claimed[0].failed:
                 issued.append(claimed)

@@ -598,10 +598,13 @@ def test_an_error_of_what_is_decoded_is_the_consumers(decodes):
 
 def test_a_consumer_that_waits_for_the_device_goes_on_when_the_thread_ends(decodes):
     scheduler, files = decodes()
+    scheduler.transfer.gates["0.0"] = gate = threading.Event()
     first = arrive(scheduler, "0.0")
-    assert files["0.0"].begun.wait(WAIT_S)
+    assert scheduler.transfer.entered.acquire(timeout=WAIT_S)
     consumer, taken = asking(scheduler, first)
     scheduler._closed = True
+    gate.set()
+    scheduler._thread.join(WAIT_S)
     files["0.0"].ended.set()
     consumer.join(WAIT_S)
     assert taken == ["0.0"]

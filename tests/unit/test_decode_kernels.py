@@ -386,15 +386,15 @@ def test_kernels_that_cannot_be_compiled_leave_decoding_to_the_threads(monkeypat
     device = torch.device("cuda", 0)
     monkeypatch.setattr(decode, "Decoder", refuse)
     loader, state = FastLoader([0], device="cpu"), loader_state.LoaderState()
-    assert state.decoder(loader, device, None) is None
+    assert state.decoder(loader.decode, device, None) is None
     loader.decode = "gpu"
     with pytest.raises(
         RuntimeError, match="decode='gpu' cannot be used: the kernels cannot be compiled: ImportError: no"
     ):
-        state.decoder(loader, device, None)
+        state.decoder(loader.decode, device, None)
     assert asked == [device]
     loader.decode = "cpu"
-    assert state.decoder(loader, device, None) is None
+    assert state.decoder(loader.decode, device, None) is None
 
 
 class HostDecoder:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import threading
+import weakref
 from dataclasses import replace
 from multiprocessing import resource_sharer
 from multiprocessing.reduction import ForkingPickler
@@ -184,9 +185,11 @@ def test_samples_are_staged_as_they_are_stacked():
     assert ours[1].tolist() == list(range(8))
 
 
+@pytest.mark.parametrize("most_bytes", [1, deferred_staging.SCRATCH_MAX_BYTES])
 @pytest.mark.usefixtures("runs")
-def test_views_of_files_are_staged_once_and_single_images_are_no_views():
-    """The data of a whole file is the larger part of what is staged."""
+def test_views_of_files_are_staged_once_and_single_images_are_no_views(most_bytes, monkeypatch):
+    """Also if each file is decoded by itself. The data of a whole file is the larger part of what is staged."""
+    monkeypatch.setattr(deferred_staging, "SCRATCH_MAX_BYTES", most_bytes)
     large = batch_of(seed=0, fills=False)
     others = [batch_of(seed=seed, side=24) for seed in (1, 2)]
     one = Content(large.images[:1], large.table, planar=True, fills=(fill_of(image=0),))
@@ -199,6 +202,7 @@ def test_views_of_files_are_staged_once_and_single_images_are_no_views():
     assert same(ours[2], last)
     _, alone = arrived([deferred(large)])
     weights = alone._batch.layout.used / 2
+    assert len(files._batch.layout.chunks) == (len(FILES) if most_bytes == 1 else 1)
     assert files._batch.layout.used < 2 * alone._batch.layout.used + 2 * weights
     assert files._batch.begin < 1.3 * alone._batch.begin
 
@@ -373,6 +377,26 @@ def test_slots_say_whether_batches_are_staged():
     assert not writer.paints(stamp)
     writer.give_back(stamp)
     pool.close()
+
+
+def test_the_painter_keeps_no_loader_and_slots_know_whether_there_is_one():
+    state = loader_state.LoaderState()
+    gone = weakref.ref(state)
+    loader, slots = mock.Mock(decode="auto"), mock.Mock(paints=True)
+    route = mock.Mock(is_lazy=True, not_on_gpu=None)
+    painter = state.painter(loader, route, slots)
+    assert not slots.paints
+    painter.decoder = CpuDecoder()
+    assert state.painter(loader, route, slots) is painter
+    assert slots.paints
+    for other in (mock.Mock(is_lazy=True, not_on_gpu="why"), mock.Mock(is_lazy=False, not_on_gpu=None)):
+        slots.paints = True
+        assert state.painter(loader, other, slots) is None
+        assert not slots.paints
+    assert state.painter(mock.Mock(decode="cpu"), route, slots) is None
+    del state
+    assert gone() is None
+    assert painter.make_decoder() is None
 
 
 @pytest.mark.parametrize("paints", [True, False])

@@ -336,7 +336,12 @@ class Painter:
         with contextlib.suppress(Exception):  # whatever the driver raises: workers go on to paint
             self.decoder = self.make_decoder()
         self._is_over = self.decoder is None
-        self.slots.paints = not self._gave_up()
+        self.slots.paints = self.is_ready
+
+    @property
+    def is_ready(self) -> bool:
+        """Whether the device paints."""
+        return self.decoder is not None and not self._gave_up()
 
     def _gave_up(self) -> bool:
         return self._is_over or (self.decoder is not None and self.decoder.gave_up is not None)

@@ -41,7 +41,7 @@ def apply_steps(
     generator: Generator | None = None,
 ) -> bool: ...
 
-# One image: a part of an encoded file, its size, flips and steps.
+# One image: a part of an encoded file, its size, flips and steps. With `levels`, (height, width), the file is these.
 class ImageProgram:
     def __init__(
         self,
@@ -49,6 +49,7 @@ class ImageProgram:
         geometry: _Geometry | Sequence[int],
         filter: str = "bilinear",
         steps: Sequence[tuple[str, dict[str, Any]]] = (),
+        levels: tuple[int, int] | None = None,
     ) -> None: ...
 
 # Images of one size, one behind the other, whose levels are looked up in a table, (3, 256) of values of 1, 2, 4 or 8

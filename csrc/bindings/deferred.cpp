@@ -5,6 +5,7 @@
 #include <cstdint>
 #include <cstring>
 #include <memory>
+#include <optional>
 #include <string>
 #include <tuple>
 #include <utility>
@@ -12,6 +13,7 @@
 
 #include <nanobind/ndarray.h>
 #include <nanobind/stl/array.h>
+#include <nanobind/stl/optional.h>
 #include <nanobind/stl/pair.h>
 #include <nanobind/stl/shared_ptr.h>
 #include <nanobind/stl/string.h>
@@ -32,7 +34,7 @@ namespace fastload {
 namespace {
 
 // The bytes' reference may be dropped by any thread.
-EncodedBytes encoded_from(const nb::bytes& data) {
+ImageBytes bytes_from(const nb::bytes& data) {
   PyObject* object = data.ptr();
   Py_INCREF(object);
   const std::shared_ptr<const void> owner(object, [](const void* held) {
@@ -40,13 +42,20 @@ EncodedBytes encoded_from(const nb::bytes& data) {
     const nb::gil_scoped_acquire acquire;
     Py_DECREF(static_cast<PyObject*>(const_cast<void*>(held)));
   });
-  return {reinterpret_cast<const std::uint8_t*>(data.data()), data.size(), owner};
+  return {reinterpret_cast<const std::uint8_t*>(data.data()), data.size(), owner, 0, 0};
 }
 
 std::shared_ptr<ImageProgram> image_program(const nb::bytes& data, const std::array<std::int32_t, 12>& geometry,
-                                            const std::string& filter, const nb::sequence& steps) {
+                                            const std::string& filter, const nb::sequence& steps,
+                                            const std::optional<std::pair<std::uint32_t, std::uint32_t>>& levels) {
   auto program = std::make_shared<ImageProgram>();
-  program->file = encoded_from(data);
+  program->file = bytes_from(data);
+  if (levels) {
+    std::tie(program->file.height, program->file.width) = *levels;
+    if (data.size() == 0 || data.size() != std::size_t{3} * levels->first * levels->second) {
+      throw nb::value_error("levels must have 3 channels of their height and width");
+    }
+  }
   program->geometry = geometry_from(geometry.data());
   program->geometry.filter = filter_from(filter);
   if (nb::len(steps) != 0) {
@@ -253,7 +262,8 @@ nb::tuple stage(const std::vector<std::shared_ptr<TensorProgram>>& tensors, cons
 
 void bind_deferred(nb::module_& m) {
   nb::class_<ImageProgram>(m, "ImageProgram")
-      .def(nb::new_(&image_program), "data"_a, "geometry"_a, "filter"_a = "bilinear", "steps"_a = nb::tuple());
+      .def(nb::new_(&image_program), "data"_a, "geometry"_a, "filter"_a = "bilinear", "steps"_a = nb::tuple(),
+           "levels"_a = nb::none());
   nb::class_<TensorProgram>(m, "TensorProgram")
       .def(nb::new_(&tensor_program), "images"_a, "size"_a, "pass_rule"_a, "table"_a.noconvert(), "planar"_a,
            "fills"_a = std::vector<FillFields>{})

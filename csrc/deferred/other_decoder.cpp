@@ -111,7 +111,7 @@ void set_other_decoder(std::vector<std::string> words) {
   command.store(words.empty() ? nullptr : new Command(std::move(words)));
 }
 
-bool decode_elsewhere(const EncodedBytes& file, WholePixels& pixels) {
+bool decode_elsewhere(const ImageBytes& file, WholePixels& pixels) {
   constexpr std::uint32_t kMostSide = 1 << 17;
   const Command* words = command.load();
   if (words == nullptr) return false;
@@ -146,7 +146,7 @@ bool decode_elsewhere(const EncodedBytes& file, WholePixels& pixels) {
 namespace fastload {
 
 void set_other_decoder(std::vector<std::string>) {}
-bool decode_elsewhere(const EncodedBytes&, WholePixels&) { return false; }
+bool decode_elsewhere(const ImageBytes&, WholePixels&) { return false; }
 
 }  // namespace fastload
 

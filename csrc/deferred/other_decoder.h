@@ -20,6 +20,6 @@ struct WholePixels {
 void set_other_decoder(std::vector<std::string> command);
 
 // Starts that program and waits for the pixels; false if it cannot be had or makes none. Throws std::bad_alloc.
-bool decode_elsewhere(const EncodedBytes& file, WholePixels& pixels);
+bool decode_elsewhere(const ImageBytes& file, WholePixels& pixels);
 
 }  // namespace fastload

@@ -36,6 +36,7 @@ std::vector<std::vector<Part>> by_file(const std::vector<std::shared_ptr<TensorP
 }
 
 void stage_file(const std::vector<Part>& parts, std::size_t begin, Staging& staging) {
+  if (parts[0].program->file.is_decoded()) return;
   Input input;
   input.data = parts[0].program->file.data;
   input.size = parts[0].program->file.size;

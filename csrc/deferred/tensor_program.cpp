@@ -64,9 +64,11 @@ void TensorProgram::paint_levels(std::size_t image, const std::uint8_t* levels, 
 }
 
 Status TensorProgram::paint(std::size_t image, void* out) const {
+  const ImageBytes& file = images[image]->file;
+  if (file.is_decoded()) return paint_whole(image, file.data, file.height, file.width, out);
   Input input;
-  input.data = images[image]->file.data;
-  input.size = images[image]->file.size;
+  input.data = file.data;
+  input.size = file.size;
   return paint_input(image, input, out);
 }
 

@@ -16,16 +16,19 @@
 
 namespace fastload {
 
-// An encoded image in memory. `owner` keeps it.
-struct EncodedBytes {
+// An image in memory, encoded; or its levels, (height, width, 3) without gaps, if it has a height. `owner` keeps it.
+struct ImageBytes {
   const std::uint8_t* data = nullptr;
   std::size_t size = 0;
   std::shared_ptr<const void> owner;
+  std::uint32_t height = 0, width = 0;
+
+  bool is_decoded() const { return height != 0; }
 };
 
 // One image: a part of a file, its size, flips and steps. Its geometry is complete and has a filter.
 struct ImageProgram {
-  EncodedBytes file;
+  ImageBytes file;
   Geometry geometry;
 };
 

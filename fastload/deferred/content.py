@@ -72,8 +72,8 @@ class Content:
     @property
     def staged_bytes(self) -> int:
         """About how many bytes of a slot it takes to be painted by a GPU: each file twice, weights and steps."""
-        files = {id(image.file.data): len(image.file.data) for image in self.images}
-        return 2 * sum(files.values()) + STAGED_BYTES * len(self.images)
+        files = {id(image.file.data): len(image.file.data) * (2 - image.file.is_decoded) for image in self.images}
+        return sum(files.values()) + STAGED_BYTES * len(self.images)
 
     def core(self) -> _core.TensorProgram:
         """The core's form of it, which is made once."""

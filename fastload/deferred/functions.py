@@ -23,7 +23,7 @@ from fastload.deferred.content import Content, take_painted_s
 from fastload.deferred.geometry import SIDE_MIN, strides_of
 from fastload.deferred.recorder import Recorder, described, is_plain_context, shared_table
 from fastload.lazy import functions as lazy_functions
-from fastload.lazy.images import pending_of
+from fastload.lazy.images import levels_of, pending_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -57,6 +57,9 @@ _HANDLERS: Final = (
     (torch._C, "_set_worker_signal_handlers"),
 )
 """What changes this process's actions at memory faults."""
+
+LEVELS_MIN_BYTES: Final = 1 << 16
+"""Pixels that are made become a deferred tensor from this size on. Python makes smaller ones as fast as it defers."""
 
 LEVELS: Final = np.repeat(np.arange(256, dtype=np.uint8), 3).reshape(1, 256, 3).repeat(SIDE_MIN, 0)
 """An image that has all levels in each channel."""
@@ -123,7 +126,7 @@ class Deferral:
             return None
         if not _core.guard_is_ours() and not memory.guard_pages():
             return None
-        pending = pending_of(image, SIDE_MIN)
+        pending = pending_of(image, SIDE_MIN) or levels_of(image, LEVELS_MIN_BYTES, SIDE_MIN)
         if pending is None or not pending.file.is_trusted:
             return None
         key = original, torch.get_default_dtype(), *(getattr(torch.Tensor, name) for name in _METHODS)

@@ -63,7 +63,7 @@ class Stager:
             return None
         sizes = tuple((len(content.images), *content.image_size) for content in contents)
         images = [image for content in contents for image in content.images]
-        files, programs = _programs(images)
+        files, places, programs = _programs(images)
         slot = memory.numpy()
         end = 0
         for data in (*files, programs):
@@ -86,7 +86,11 @@ class Stager:
         painted = {}
         for number in np.flatnonzero(np.frombuffer(has, np.uint8) == 0):
             place = int(np.frombuffer(order, np.int32)[number])
-            levels = images[place].pixels().reshape(-1)
+            image = images[place]
+            if image.file.is_decoded and image.is_whole:
+                painted[place] = places[id(image.file.data)][0]
+                continue
+            levels = image.pixels().reshape(-1)
             if at + levels.size > slot.size:
                 raise DoesNotFitError(at + aligned(levels.size) * has.count(0))
             slot[at : at + levels.size] = levels
@@ -96,8 +100,8 @@ class Stager:
         return StagedBatch(sizes, layout, begin, owners, order, painted, (end - len(programs), end)), at
 
 
-def _programs(images: Sequence[Pending]) -> tuple[list[bytes], bytes]:
-    """Return files, each once, and the pickled programs of images with where their files are behind each other."""
+def _programs(images: Sequence[Pending]) -> tuple[list[bytes], dict[int, tuple[int, int]], bytes]:
+    """Return files, each once, where they are behind each other, by their ids, and the pickled programs of images."""
     places: dict[int, tuple[int, int]] = {}
     files = []
     end = 0
@@ -108,7 +112,7 @@ def _programs(images: Sequence[Pending]) -> tuple[list[bytes], bytes]:
             end += len(data)
             files.append(data)
     fields = [(places[id(image.file.data)], image.file.size, image.fields()) for image in images]
-    return files, pickle.dumps((images[0].file.pass_rule, fields), pickle.HIGHEST_PROTOCOL)
+    return files, places, pickle.dumps((images[0].file.pass_rule, fields), pickle.HIGHEST_PROTOCOL)
 
 
 def paint_images(memory: torch.Tensor, batch: StagedBatch, places: list[int]) -> list[NDArray[np.uint8]]:

@@ -13,6 +13,7 @@ import contextlib
 import dis
 import functools
 import io
+import math
 import sys
 import warnings
 from dataclasses import dataclass
@@ -23,7 +24,7 @@ from PIL.JpegImagePlugin import JpegImageFile
 
 from fastload import _core
 from fastload.lazy import functions as lazy_functions
-from fastload.lazy.pixels import ByPillow, File, Pending
+from fastload.lazy.pixels import ByPillow, File, Levels, Pending
 from fastload.pipeline.installed.decodes import calibrate
 from fastload.pipeline.installed.steps import REFERENCES, differing_step
 from fastload.pipeline.nodes import FILTERS, SAMPLINGS
@@ -181,6 +182,24 @@ def pending_of(image: Any, side_min: int) -> Pending | None:
         return None
     im: Any = image._im
     return im if type(im) is Pending and min(im.size) >= side_min else None
+
+
+def levels_of(image: Any, bytes_min: int, side_min: int) -> Pending | None:
+    """A copy of the pixels that an image has; ``None`` if it is not RGB, smaller, or they are pending.
+
+    Args:
+        image: The image.
+        bytes_min: The fewest of its pixels.
+        side_min: The shortest side, pixels.
+    """
+    if type(image) is not Image.Image or image.mode != "RGB" or image._im is None or type(image._im) is Pending:
+        return None
+    if 3 * math.prod(image.size) < bytes_min or min(image.size) < side_min:
+        return None
+    try:
+        return Pending(Levels(image.tobytes(), image.size, _pillow), (0, 0, *image.size))
+    except (MemoryError, ValueError):
+        return None
 
 
 def _copy(self: Image.Image) -> Image.Image:

@@ -10,6 +10,7 @@ import json
 import multiprocessing
 import os
 import pickle
+import select
 import signal
 import sys
 import threading
@@ -225,7 +226,12 @@ def slow(tmp_path):
     with held.open("wb") as file:
         fcntl.lockf(file, fcntl.LOCK_EX)  # of this process, not of its children
         assert _core.guard_pages([sys.executable, "-I", "-c", SLOW, str(pipe), str(held)])
-        yield lambda: os.read(reader, 1), lambda: fcntl.lockf(file, fcntl.LOCK_UN)
+
+        def started():
+            assert select.select([reader], [], [], 20)[0], "no decoder was started"
+            os.read(reader, 1)
+
+        yield started, lambda: fcntl.lockf(file, fcntl.LOCK_UN)
     os.close(reader)
 
 
@@ -236,10 +242,13 @@ def test_a_child_of_a_fork_while_another_thread_paints_paints_itself(slow):
     thread.start()
     started()
     child = forked(lambda: _is_zero(tensor))
-    started()  # the child's
-    go()
-    assert exit_code(child) == 0
-    thread.join()
+    try:
+        started()  # the child's
+    finally:
+        go()
+        thread.join()
+        code = exit_code(child, seconds=20)
+    assert code == 0
     _is_zero(tensor)
 
 
@@ -487,7 +496,7 @@ def run(program):
 
 found = {}
 for name, program in [*CONTINUES.items(), *((name, program) for name, (program, _) in ENDS.items())]:
-    code = exit_code(forked(lambda: run(program)))
+    code = exit_code(forked(lambda: run(program)), seconds=20)
     found[name] = code, open(sys.argv[1]).read()
 print(json.dumps(found))
 """

@@ -256,6 +256,30 @@ def _is_zero(tensor):
     assert not tensor.any()
 
 
+def test_no_thread_finds_half_of_the_values(slow):
+    started, go = slow
+    of = content(table=FLOATS + 1, images=2)  # so that no value is that of fresh memory
+    of.images[1].file.data = damaged()
+    tensor = deferred(of, (2, *SHAPE), (3 * 29 * 37, *STRIDE))
+    first = threading.Thread(target=torch.clone, args=(tensor,))
+    first.start()
+    started()  # the first image is done, the second is not
+    found, begun = [], threading.Event()
+
+    def read():
+        begun.set()
+        found.append(by_c(tensor))
+
+    second = threading.Thread(target=read)
+    second.start()
+    begun.wait()
+    go()
+    first.join()
+    second.join()
+    assert torch.equal(found[0][0], values_of(content(table=FLOATS + 1)))
+    assert torch.equal(found[0][1], torch.ones(SHAPE))
+
+
 def test_a_thread_that_needs_the_gil_does_not_keep_one_from_painting(slow):
     started, go = slow
     tensor = deferred(content(data=damaged()))

@@ -65,6 +65,15 @@ std::shared_ptr<ImageProgram> image_program(const nb::bytes& data, const std::ar
   return program;
 }
 
+void set_values(TensorProgram& program, const ValueTable& table) {
+  LookUpJob job;
+  set_table(job, table);
+  if (job.channels != 3) throw nb::value_error("a table must have 3 channels");
+  program.value_bytes = job.value_bytes;
+  const auto* values = static_cast<const std::uint8_t*>(job.table);
+  program.table.assign(values, values + std::size_t{3} * 256 * job.value_bytes);
+}
+
 using FillFields = std::tuple<std::size_t, int, int, int, int, nb::bytes>;  // image, top, left, height, width, values
 
 std::shared_ptr<TensorProgram> tensor_program(std::vector<std::shared_ptr<ImageProgram>> images,
@@ -75,27 +84,34 @@ std::shared_ptr<TensorProgram> tensor_program(std::vector<std::shared_ptr<ImageP
   program->images.assign(images.begin(), images.end());
   std::tie(program->height, program->width) = size;
   program->pass_rule = pass_rule_from(pass_rule);
-  LookUpJob job;
-  set_table(job, table);
-  if (job.channels != 3) throw nb::value_error("a table must have 3 channels");
   if (size.first < 1 || size.second < 1) throw nb::value_error("images must have at least one pixel");
-  program->value_bytes = job.value_bytes;
-  const auto* values = static_cast<const std::uint8_t*>(job.table);
-  program->table.assign(values, values + std::size_t{3} * 256 * job.value_bytes);
+  set_values(*program, table);
   program->planar = planar;
   for (const auto& [image, top, left, height, width, bytes] : fills) {
     TensorProgram::Fill fill{image, {top, left, height, width}, {}};
     const bool inside = top >= 0 && left >= 0 && height >= 0 && width >= 0 && height <= size.first - top &&
                         width <= size.second - left && image < program->images.size();
-    if (!inside || bytes.size() != 3 * job.value_bytes) {
+    if (!inside || bytes.size() != 3 * program->value_bytes) {
       throw nb::value_error("a fill must be within its image, and have one value of the table's type a channel");
     }
     for (std::size_t channel = 0; channel < 3; ++channel) {
-      std::memcpy(fill.values[channel].data(), bytes.c_str() + channel * job.value_bytes, job.value_bytes);
+      std::memcpy(fill.values[channel].data(), bytes.c_str() + channel * program->value_bytes, program->value_bytes);
     }
     program->fills.push_back(fill);
   }
   return program;
+}
+
+// The same images without fills and with other values of their levels.
+std::shared_ptr<TensorProgram> with_values(const TensorProgram& program, const ValueTable& table) {
+  auto made = std::make_shared<TensorProgram>();
+  made->images = program.images;
+  made->height = program.height;
+  made->width = program.width;
+  made->pass_rule = program.pass_rule;
+  made->planar = program.planar;
+  set_values(*made, table);
+  return made;
 }
 
 using Memory = nb::ndarray<std::uint8_t, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
@@ -268,6 +284,7 @@ void bind_deferred(nb::module_& m) {
       .def(nb::new_(&tensor_program), "images"_a, "size"_a, "pass_rule"_a, "table"_a.noconvert(), "planar"_a,
            "fills"_a = std::vector<FillFields>{})
       .def_prop_ro("nbytes", &TensorProgram::nbytes)
+      .def("with_values", &with_values, "table"_a.noconvert())
       .def_static("joined", &joined, "programs"_a, "planar"_a)
       .def("paint", &paint, "out"_a.noconvert())
       .def("write", &write, "file"_a, "offset"_a = 0)

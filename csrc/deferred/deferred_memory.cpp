@@ -519,7 +519,7 @@ DeferredMemory* DeferredMemory::at(const void*) { return nullptr; }
 DeferredMemory::DeferredMemory(std::shared_ptr<const TensorProgram>) : slot_(nullptr) { throw std::bad_alloc(); }
 DeferredMemory::~DeferredMemory() = default;
 std::uint8_t* DeferredMemory::data() const { return nullptr; }
-bool DeferredMemory::is_painted() const { return false; }
+bool DeferredMemory::is_painted() const { return slot_ != nullptr; }
 std::shared_ptr<const TensorProgram> DeferredMemory::program() const { return nullptr; }
 bool DeferredMemory::set_program(std::shared_ptr<const TensorProgram>) { return false; }
 std::vector<Status> DeferredMemory::paint(const std::vector<const std::uint8_t*>&) { return {}; }

@@ -85,6 +85,14 @@ class Content:
             self._made.append(_core.TensorProgram(images, self.image_size, rule, table.numpy(), self.planar, fills))
         return self._made[0]
 
+    def with_values(self, table: torch.Tensor, fills: tuple[Fill, ...] = ()) -> Content:
+        """Return what holds the same images with other values of their levels, and these fills."""
+        made = Content(self.images, table, self.planar, fills)
+        if self._made and not fills:
+            values = table.view(_OF_SIZE[table.element_size()]).numpy()
+            made._made.append(self._made[0].with_values(values))
+        return made
+
     def paint(self, out: NDArray[np.uint8]) -> None:
         """Write all values to memory. Images that the core does not take are made by Pillow.
 

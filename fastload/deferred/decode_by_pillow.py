@@ -1,6 +1,7 @@
-"""Decode a file by Pillow, for a process that cannot call Python at the moment: standard input to standard output.
+"""Decode an image by Pillow, for a process that cannot call Python at the moment.
 
-Arguments: ``ImageFile.LOAD_TRUNCATED_IMAGES``, and the folders of ``sys.path``. Writes height, width, and the pixels.
+Reads the file from standard input, and writes height, width and the pixels to standard output. Arguments:
+``ImageFile.LOAD_TRUNCATED_IMAGES``, and the folders of ``sys.path``.
 """
 
 from __future__ import annotations

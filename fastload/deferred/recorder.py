@@ -232,80 +232,104 @@ def _result(recorder: Recorder, key: Any, content: Content, dims: int, kind: typ
 
 
 _tables: dict[tuple[torch.dtype, bytes], torch.Tensor] = {}
+_results: dict[Any, torch.Tensor] = {}
+"""Tables that calls made of others, by the call."""
+
+TABLES_MAX: Final = 1000
 
 
 def shared_table(table: torch.Tensor) -> torch.Tensor:
     """Return a table with these values that is the same object for all images."""
     table = table.reshape(3, 256).contiguous()
     key = table.dtype, table.view(torch.uint8).numpy().tobytes()
-    if len(_tables) > 1000:
+    if len(_tables) > TABLES_MAX or len(_results) > TABLES_MAX:
         _tables.clear()
+        _results.clear()  # which know tables by their ids
     return _tables.setdefault(key, table)
 
 
-def _is_constant(value: Any) -> bool:
-    """Whether an argument has one value for each channel, or for all."""
-    if isinstance(value, torch.Tensor):
-        return (
-            type(value) is torch.Tensor
-            and value.numel() in (1, 3)
-            and not value.requires_grad
-            and value.device.type == "cpu"
-            and value.layout == torch.strided
-            and (value.numel() == 1 or (value.dim() >= 3 and value.shape[-3] == 3))
-        )
-    return value is None or type(value) in (int, float, bool, torch.dtype, str, torch.device)
+_SIMPLE: Final = frozenset([int, bool, type(None), torch.dtype, str, torch.device])
 
 
-def _on_values(value: Any, tensor: Any, levels: torch.Tensor) -> Any:
-    """Put ``levels``, ``(3, L)``, in place of a tensor among arguments."""
-    if value is not tensor:
-        return value
+def _constant(value: Any) -> Any:
+    """What tells an argument from others with one value for each channel, or for all; ``None`` if it is another."""
+    kind = type(value)
+    if kind in _SIMPLE:
+        return kind, value
+    if kind is float:
+        return value.hex()  # -0.0 is not 0.0
+    if kind is not torch.Tensor or value.numel() not in (1, 3) or value.requires_grad or not is_plain(value):
+        return None
+    if value.device.type != "cpu" or (value.numel() == 3 and (value.dim() < 3 or value.shape[-3] != 3)):
+        return None
+    return value.dtype, repr(value.tolist())
+
+
+def _call_of(func: Any, tensor: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """What tells a call of a function of single values from others; ``None`` if it is no such call."""
+    key = [_IMAGE if each is tensor else _constant(each) for each in args]
+    key += [_IMAGE if each is tensor else _constant(each) for each in kwargs.values()]
+    if None in key:
+        return None
+    return func, *key, *kwargs, tensor.dim(), type(tensor), torch.get_default_dtype()
+
+
+_IMAGE: Final = object()
+
+
+def _on_values(tensor: Any, levels: torch.Tensor) -> Any:
+    """View ``levels``, ``(3, L)``, as an image in a tensor's place."""
     shaped = levels.view(*[1] * (tensor.dim() - 3), 3, levels.shape[1], 1)
     return shaped if type(tensor) is torch.Tensor else shaped.as_subclass(type(tensor))
 
 
 def _pointwise(recorder: Recorder, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """A function of single values: call it with the table in place of the image."""
-    arguments = [*args, *kwargs.values()]
+    arguments = (*args, *kwargs.values())
     images = [each for each in arguments if type(each) in _IMAGES and deferred_memory.memory_of(each) is not None]
-    if len(images) != 1 or (found := _part(tensor := images[0])) is None:
+    if len(images) != 1 or (found := _part(tensor := images[0])) is None or "out" in kwargs:
         return _UNKNOWN
-    if "out" in kwargs or not all(each is tensor or _is_constant(each) for each in arguments):
+    if (call := _call_of(func, tensor, args, kwargs)) is None:
         return _UNKNOWN
-    _, content, _ = found
+    content = found[1]
 
     def run(levels: torch.Tensor) -> Any:
-        placed_args = [_on_values(each, tensor, levels) for each in args]
-        named = {name: _on_values(each, tensor, levels) for name, each in kwargs.items()}
-        given = next(
-            each
-            for each in (*placed_args, *named.values())
-            if type(each) is type(tensor) and each.numel() == levels.numel()
+        given = _on_values(tensor, levels)
+        result = func(
+            *(given if each is tensor else each for each in args),
+            **{name: given if each is tensor else each for name, each in kwargs.items()},
         )
-        result = func(*placed_args, **named)
         return tensor if result is given else result
 
+    key = call, id(content.table)
+    kind, table = torch.Tensor, _results.get(key)
     try:
-        values = run(content.table)
-        if values is tensor:  # as of ``float()``, if it is
-            return tensor
-        if type(values) not in _IMAGES or values.numel() != content.table.numel() or values.dim() != tensor.dim():
-            return _UNKNOWN
-        fills = tuple(replace(each, values=run(each.values[:, None]).reshape(3)) for each in content.fills)
+        if table is None or type(tensor) is not torch.Tensor:
+            values = run(content.table)
+            if values is tensor:  # as of ``float()``, if it is
+                return tensor
+            if not _is_table(values, tensor):
+                return _UNKNOWN
+            kind, table = type(values), shared_table(values)
+            _results[key] = table
+        fills = tuple(Fill(each.image, each.box, run(each.values[:, None]).reshape(3)) for each in content.fills)
     except Exception:  # noqa: BLE001 - torch raises it again, for the image
         return _UNKNOWN
-    if (
-        values.device.type != "cpu"
-        or values.dtype.is_complex
-        or values.shape[-3:] != (3, 256, 1)
-        or values.element_size() > 8
-    ):
-        return _UNKNOWN
-    made = replace(content, table=shared_table(values), fills=fills)
+    made = content.with_values(table, fills)
     key = func, tensor.dim(), content.planar, content.table.dtype
-    return _result(
-        recorder, key, made, tensor.dim(), type(values), lambda: _by_torch(func, args, kwargs, tensor, content)
+    return _result(recorder, key, made, tensor.dim(), kind, lambda: _by_torch(func, args, kwargs, tensor, content))
+
+
+def _is_table(values: Any, tensor: Any) -> bool:
+    """Whether a function's result for a table is one again."""
+    return (
+        type(values) in _IMAGES
+        and values.dim() == tensor.dim()
+        and values.shape[-3:] == (3, 256, 1)
+        and values.numel() == 3 * 256
+        and values.device.type == "cpu"
+        and not values.dtype.is_complex
+        and values.element_size() <= 8
     )
 
 
@@ -320,34 +344,36 @@ def _by_torch(func: Any, args: Any, kwargs: Any, tensor: Any, content: Content) 
 
 def _in_place(recorder: Recorder, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """A function that changes single values of its first argument."""
-    tensor, others = args[0], (*args[1:], *kwargs.values())
+    tensor = args[0]
     found = _part(tensor)
-    if found is None or not found[2] or not all(map(_is_constant, others)):
+    if found is None or not found[2] or not _may_change(tensor):
+        return _UNKNOWN
+    if (call := _call_of(func, tensor, args, kwargs)) is None:
         return _UNKNOWN
     memory, content, _ = found
-    if not _may_change(tensor):
-        return _UNKNOWN
 
     def run(levels: torch.Tensor) -> torch.Tensor:
-        changed = _on_values(tensor, tensor, levels.clone())
+        changed = _on_values(tensor, levels.clone())
         func(changed, *args[1:], **kwargs)
         whole: torch.Tensor = changed.as_subclass(torch.Tensor).reshape(levels.shape)
         return whole
 
+    key = call, id(content.table)
+    table = _results.get(key)
     try:
-        made = replace(
-            content,
-            table=shared_table(run(content.table)),
-            fills=tuple(replace(each, values=run(each.values[:, None]).reshape(3)) for each in content.fills),
-        )
+        if table is None:
+            table = shared_table(run(content.table))
+            _results[key] = table
+        fills = tuple(Fill(each.image, each.box, run(each.values[:, None]).reshape(3)) for each in content.fills)
     except Exception:  # noqa: BLE001 - torch raises it again, for the image
         return _UNKNOWN
+    made = content.with_values(table, fills)
     key = func, tensor.dim(), content.planar, content.table.dtype
     by_torch = lambda: _by_torch(func, args, kwargs, tensor, content)  # noqa: E731
     if not recorder.checked(key, made, tensor, by_torch) or not deferred_memory.change(memory, made):
         return _UNKNOWN
     if not tensor.is_inference():
-        torch.autograd.graph.increment_version(tensor)
+        torch._C._increment_version((tensor,))
     return tensor
 
 
@@ -459,7 +485,7 @@ def _set(recorder: Recorder, func: Any, args: tuple[Any, ...], kwargs: dict[str,
     places = index if isinstance(index, tuple) else (index,)
     if found is None or not found[2] or not all(type(each) in _BASIC for each in places):
         return _UNKNOWN
-    if not _is_constant(value) or value is None or type(value) not in (int, float, bool, torch.Tensor):
+    if type(value) not in (int, float, bool, torch.Tensor) or _constant(value) is None:
         return _UNKNOWN
     memory, content, _ = found
     if not _may_change(tensor):
@@ -489,7 +515,7 @@ def _set(recorder: Recorder, func: Any, args: tuple[Any, ...], kwargs: dict[str,
     if not recorder.checked(key, made, alike, by_torch) or not deferred_memory.change(memory, made):
         return _UNKNOWN
     if not tensor.is_inference():
-        torch.autograd.graph.increment_version(tensor)
+        torch._C._increment_version((tensor,))
     return None
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import io
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 import torch
@@ -17,10 +17,22 @@ from fastload.deferred.content import Content
 from fastload.device.decode.files import Decoder, KernelRun
 from fastload.loader_state import state_of
 
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
 pytestmark = pytest.mark.gpu
 
 COUNT, BATCH, SIDE = 96, 16, 96
 SIZES = [(200, 120), (222, 333), (90, 64), (400, 500)]
+
+
+@pytest.fixture(autouse=True)
+def _few_threads() -> Iterator[None]:
+    """Many processes of tests share the cores."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
 
 
 def file_of(number: int) -> bytes:
@@ -107,7 +119,9 @@ def test_same_bits_as_workers(dtype: torch.dtype, planar: bool, options: dict[st
 def test_single_images_are_no_views() -> None:
     dataset = Deferring(planar=False)
     with FastLoader(dataset, BATCH, num_workers=2, collate_fn=lists, worker_init_fn=install) as loader:
-        for _ in range(3):
+        for _ in range(30):
+            if loader.stats().gpu_images:  # the kernels are there
+                break
             for images, targets in loader:
                 for image, target in zip(images, targets.tolist(), strict=True):
                     want = expected(dataset.contents[target][0])[0]

@@ -10,6 +10,7 @@ import json
 import multiprocessing
 import os
 import pickle
+import select
 import signal
 import sys
 import threading
@@ -225,7 +226,12 @@ def slow(tmp_path):
     with held.open("wb") as file:
         fcntl.lockf(file, fcntl.LOCK_EX)  # of this process, not of its children
         assert _core.guard_pages([sys.executable, "-I", "-c", SLOW, str(pipe), str(held)])
-        yield lambda: os.read(reader, 1), lambda: fcntl.lockf(file, fcntl.LOCK_UN)
+
+        def started():
+            assert select.select([reader], [], [], 20)[0], "no decoder was started"
+            os.read(reader, 1)
+
+        yield started, lambda: fcntl.lockf(file, fcntl.LOCK_UN)
     os.close(reader)
 
 
@@ -236,15 +242,42 @@ def test_a_child_of_a_fork_while_another_thread_paints_paints_itself(slow):
     thread.start()
     started()
     child = forked(lambda: _is_zero(tensor))
-    started()  # the child's
-    go()
-    assert exit_code(child) == 0
-    thread.join()
+    try:
+        started()  # the child's
+    finally:
+        go()
+        thread.join()
+        code = exit_code(child, seconds=20)
+    assert code == 0
     _is_zero(tensor)
 
 
 def _is_zero(tensor):
     assert not tensor.any()
+
+
+def test_no_thread_finds_half_of_the_values(slow):
+    started, go = slow
+    of = content(table=FLOATS + 1, images=2)  # so that no value is that of fresh memory
+    of.images[1].file.data = damaged()
+    tensor = deferred(of, (2, *SHAPE), (3 * 29 * 37, *STRIDE))
+    first = threading.Thread(target=torch.clone, args=(tensor,))
+    first.start()
+    started()  # the first image is done, the second is not
+    found, begun = [], threading.Event()
+
+    def read():
+        begun.set()
+        found.append(by_c(tensor))
+
+    second = threading.Thread(target=read)
+    second.start()
+    begun.wait()
+    go()
+    first.join()
+    second.join()
+    assert torch.equal(found[0][0], values_of(content(table=FLOATS + 1)))
+    assert torch.equal(found[0][1], torch.ones(SHAPE))
 
 
 def test_a_thread_that_needs_the_gil_does_not_keep_one_from_painting(slow):
@@ -487,7 +520,7 @@ def run(program):
 
 found = {}
 for name, program in [*CONTINUES.items(), *((name, program) for name, (program, _) in ENDS.items())]:
-    code = exit_code(forked(lambda: run(program)))
+    code = exit_code(forked(lambda: run(program)), seconds=20)
     found[name] = code, open(sys.argv[1]).read()
 print(json.dumps(found))
 """

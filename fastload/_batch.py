@@ -399,11 +399,10 @@ class HostBatch:
         receiver: Key from :func:`register`.
         stamp: The slot, a :class:`fastload.memory.slots.Stamp`, or ``None``.
         missed: Why the batch is not in a slot, if slots are in use.
-        holds_pixels: Whether its images are pixels, for the device to finish.
         needs: Bytes of a slot in which a GPU would have painted it; 0 if it has nothing to paint.
     """
 
-    __slots__ = ("data", "holds_pixels", "missed", "needs", "receiver", "stamp", "worker")
+    __slots__ = ("data", "missed", "needs", "receiver", "stamp", "worker")
 
     def __init__(
         self, data: Any, worker: int, receiver: int, stamp: Any = None, missed: str | None = None, needs: int = 0
@@ -414,7 +413,6 @@ class HostBatch:
         self.stamp = stamp
         self.missed = missed
         self.needs = needs
-        self.holds_pixels = False
 
     def pin_memory(self) -> Any:
         """Deliver the batch to its receiver, or drop it if the receiver's iterator is gone."""

@@ -11,7 +11,7 @@ from torch.utils.data._utils.pin_memory import pin_memory
 
 from fastload._batch import as_inference_tensors
 from fastload.device.copy_scheduler import CopyScheduler
-from fastload.device.normalize import layout_of, pixel_images, table_images
+from fastload.device.normalize import layout_of, table_images
 from fastload.device.transfer import AT_ONCE_MAX_BYTES, DeviceBatch, Transfer
 from fastload.loader_state import ITERATOR_CLOSED, epochs_of, state_of
 from fastload.memory.limits import pins
@@ -330,7 +330,7 @@ class TorchDeviceIterator(DeviceIterator):
     """
 
     def __init__(self, loader: LoaderConfig[Any], route: Route) -> None:
-        state, device, tail = state_of(loader), route.device, route.tail
+        state, device = state_of(loader), route.device
         self._route = route
         side_stream = state.copy_stream(device) if has_streams(device) and loader.device_prefetch else None
         memory_format = None if device.type == "cpu" else loader.memory_format
@@ -340,7 +340,6 @@ class TorchDeviceIterator(DeviceIterator):
         takes_turns = loader.in_order and loader.num_workers > 0
         self._native = fetcher_in_process(loader, route)
         slots = state.slot_pool(loader, route) if self._native is None else None
-        self._dataset = None if tail is None else tail.dataset
         self.scheduler = scheduler = CopyScheduler(
             transfer,
             num_workers=loader.num_workers if takes_turns else 1,
@@ -350,10 +349,9 @@ class TorchDeviceIterator(DeviceIterator):
             slots=slots,
             borrows=loader.num_workers == 0,
             painter=None if slots is None else state.painter(loader, route, slots),
-            images_of=None if tail is None else pixel_images(tail.table, layout_of(loader.memory_format)),
         )
         writer = None if slots is None else SlotWriter(slots.handle)
-        self._collate = Collate(loader.collate_fn, scheduler.key, writer, None if tail is None else tail.take_pixels)
+        self._collate = Collate(loader.collate_fn, scheduler.key, writer)
         self._number = 0
         self._counters = counters_for(loader, state.totals) if self._native is None else None
         meter = Meter(self._counters, loader.batch_size, None if self._native is None else self._native.totals)
@@ -374,8 +372,6 @@ class TorchDeviceIterator(DeviceIterator):
         if not loader.num_workers:
             stages.instrument_fetch()  # the main process is the worker
         changes: dict[str, Any] = {"collate_fn": self._collate}
-        if self._dataset is not None:
-            changes["dataset"] = self._dataset
         if self._counters is not None and loader.num_workers:
             changes["worker_init_fn"] = setup_of(loader, self._route, self._counters)
         if self._pins:

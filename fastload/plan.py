@@ -163,7 +163,7 @@ def make_plan(loader: LoaderConfig[Any], route: Route, stats: Stats) -> Plan:
         if casts:
             steps.append(Step("epilogue", "main process", _epilogue(loader, device)))
         return Plan(route.engine, device, tuple(steps), batch_bytes, tuple(notes))
-    streams, tail = has_streams(device), route.tail
+    streams = has_streams(device)
     if route.no_slots is None:
         into = "stacked into" if loader.collate_fn is default_collate else "packed into"
         size = f"{stats.slots} × {stats.slot_bytes / 1e6:,.2f} MB" if stats.slots else f"up to {slots_wanted(loader)}"
@@ -190,8 +190,7 @@ def make_plan(loader: LoaderConfig[Any], route: Route, stats: Stats) -> Plan:
         if streams:
             notes.append("device_prefetch=0: copies wait for the step before them; 1 or more runs them beside it")
         where = "consumer's stream"
-    by_table = "" if tail is None else f"{', '.join(tail.names)} of RGB images of one size, sent as uint8, by a table"
-    if epilogue := ", ".join(part for part in (by_table, _epilogue(loader, device)) if part):
+    if epilogue := _epilogue(loader, device):
         steps.append(Step("epilogue", where, epilogue))
     return Plan(route.engine, device, tuple(steps), batch_bytes, tuple(notes))
 

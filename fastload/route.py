@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeAlias
 
 import torch
-from torch.utils.data import DataLoader, default_collate, default_convert
+from torch.utils.data import DataLoader
 
 from fastload.memory.limits import no_slots_because
 from fastload.nvtx import stages
@@ -22,7 +22,6 @@ if TYPE_CHECKING:
 
     from fastload.options import LoaderConfig
     from fastload.pipeline.recipe import Recipe
-    from fastload.pipeline.tail import Tail
 
 Maker: TypeAlias = Literal["threads", "next", "workers", "python"]
 """What makes samples: decode threads; decode threads inside ``next()``, without workers; worker processes with a decode
@@ -40,7 +39,6 @@ class Route:
         recipe: How samples are made natively; ``None`` if the dataset makes them.
         reasons: Why the dataset makes them, or workers instead of decode threads.
         is_lazy: Whether Pillow's images are lazy in worker processes.
-        tail: Transforms that the device runs instead of workers.
         no_slots: Why workers do not write into pinned slots; ``None`` if they do.
         not_on_gpu: Why decode threads, or workers of lazy images, decode every image; ``None`` if the GPU can decode
             some.
@@ -52,7 +50,6 @@ class Route:
     recipe: Recipe | None = None
     reasons: tuple[str, ...] = ()
     is_lazy: bool = False
-    tail: Tail | None = None
     no_slots: str | None = None
     not_on_gpu: str | None = None
 
@@ -114,8 +111,7 @@ def decide(loader: LoaderConfig[Any], outcomes: Outcomes, prepare_lazy_images: C
         not_on_gpu = _not_on_gpu(loader, None, device)
     if maker == "next":
         no_slots = no_slots or "the main process makes the samples"
-    tail = read_tail(loader, device) if recipe is None else None
-    return Route(maker, device, is_plain, recipe, reasons, is_lazy, tail, no_slots, not_on_gpu)
+    return Route(maker, device, is_plain, recipe, reasons, is_lazy, no_slots, not_on_gpu)
 
 
 def _running(loader: LoaderConfig[Any], device: torch.device) -> Recipe | None:
@@ -171,25 +167,3 @@ def read_loader(loader: LoaderConfig[Any], device: torch.device) -> Recipe | tup
     if recipe.in_python and loader.randomness == "sample":
         reasons.append(f"randomness='sample' draws before each sample, and {recipe.in_python[0]} may draw too")
     return tuple(reasons) or recipe
-
-
-def read_tail(loader: LoaderConfig[Any], device: torch.device) -> Tail | None:
-    """Read the transforms that the device can run instead of workers.
-
-    Only where the dataset makes the samples: a worker that makes them natively would not know the rest.
-    """
-    if loader.engine == "torch" or device.type != "cuda" or loader.randomness != "worker" or not loader.num_workers:
-        return None
-    if loader.worker_init_fn is not None:
-        return None
-    if not loader._auto_collation and loader.collate_fn is default_convert and "webdataset.pipeline" in sys.modules:
-        from fastload.pipeline.webdataset_tail import pipeline_tail
-
-        return pipeline_tail(loader.dataset)
-    if not loader._auto_collation or loader.collate_fn is not default_collate:
-        return None
-    if "torchvision.datasets" not in sys.modules:
-        return None
-    from fastload.pipeline.tail import without_tail
-
-    return without_tail(loader.dataset)

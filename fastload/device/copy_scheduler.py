@@ -121,7 +121,6 @@ class CopyScheduler:
         slots: The pool that workers write into, or ``None``.
         borrows: Whether batches are made in this process and may be in the user's own memory. Pinned batches may then
             be overwritten when the next one is requested, so their copies complete before that.
-        images_of: Makes a leaf of a batch's pixels, if workers send pixels.
         painter: Lets workers stage deferred tensors in slots.
     """
 
@@ -135,14 +134,12 @@ class CopyScheduler:
         slots: SlotPool | None = None,
         *,
         borrows: bool = False,
-        images_of: Callable[[torch.Tensor], Any] | None = None,
         painter: Painter | None = None,
     ) -> None:
         self.transfer = transfer
         self._painter = painter
         self.painted = 0  # images, by the device
         self._borrows = borrows
-        self._images_of = images_of
         self.key = register(self)
         self._ahead = ahead
         self._pin = pin
@@ -205,8 +202,6 @@ class CopyScheduler:
     def _opened(self, batch: HostBatch) -> Arrival:
         arrived = time.monotonic()
         arrival = self._open(batch)
-        if batch.holds_pixels and self._images_of is not None:
-            arrival.data = [self._images_of(arrival.data[0]), *arrival.data[1:]]
         arrival.borrowed = self._borrows and arrival.lease is None and count_pinned(batch.data)[0] > 0
         arrival.arrived, arrival.opened = arrived, time.monotonic()
         if self._pin and arrival.lease is None:

@@ -289,9 +289,3 @@ def table_images(
 
         return views
     return lambda pixels, patches: TableImages(pixels, table, memory_format, to_fill(erasing, patches), channels)
-
-
-def pixel_images(values: torch.Tensor, memory_format: torch.memory_format) -> Callable[[torch.Tensor], TableImages]:
-    """Return a function that makes a leaf from pixels; ``values`` are those of a :class:`NormalizeTable`."""
-    table = NormalizeTable(values)
-    return lambda pixels: TableImages(pixels, table, memory_format)

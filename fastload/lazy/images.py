@@ -31,7 +31,7 @@ from fastload.pipeline.nodes import FILTERS, SAMPLINGS
 from fastload.stats.stack_sampler import register_codec
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable
     from types import CodeType
 
     from fastload.pipeline.nodes import Node
@@ -412,20 +412,6 @@ def install(also: Callable[[], None] = lambda: None) -> bool:
     cls, attribute, method = _METHODS["open"]
     setattr(cls, attribute, method)
     return True
-
-
-@contextlib.contextmanager
-def put_off() -> Iterator[None]:
-    """Leave Pillow as it is meanwhile, if no JPEG file was opened yet."""
-    cls, attribute, method = _METHODS["open"]
-    is_installed = vars(cls)[attribute] is method
-    if is_installed:
-        setattr(cls, attribute, _known.originals["open"])
-    try:
-        yield
-    finally:
-        if is_installed:
-            setattr(cls, attribute, method)
 
 
 def uninstall() -> None:

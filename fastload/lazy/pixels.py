@@ -167,18 +167,6 @@ class Pending:
         turned = self.mirrored or self.flipped or bool(self.steps)
         return self.box == (0, 0, *self.file.size) and self.target is None and self.window is None and not turned
 
-    def as_drawn(self, geometry: tuple[Any, ...], name: str) -> Pending:
-        """Do to the whole image what ``_core.DrawPlan.draw`` says, with a filter."""
-        top, left, height, width, out_height, out_width, y, x, rows, columns, mirrored, flipped = geometry
-        resizes = (out_height, out_width) != (height, width)
-        box = left, top, left + width, top + height
-        window = x, y, x + columns, y + rows
-        if not resizes:
-            box, window = (left + x, top + y, left + x + columns, top + y + rows), (0, 0, 0, 0)
-        kept = None if not resizes or window == (0, 0, out_width, out_height) else window
-        target = (out_width, out_height) if resizes else None
-        return Pending(self.file, box, target, name, kept, mirrored, flipped)
-
     def cropped(self, box: tuple[int, int, int, int]) -> Pending | None:
         """Crop to a box within the image; ``None`` if it is too late for that."""
         if self.steps:

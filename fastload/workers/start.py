@@ -52,7 +52,6 @@ class Collate:
         collate_fn: The user's; ``default_collate`` stacks straight into a slot, other functions' results are packed.
         receiver: Key of the :class:`CopyScheduler` that receives the batches.
         slots: Supplies slots; ``None`` sends batches as torch does.
-        take_pixels: For a dataset without its transform's tail: :func:`fastload.pipeline.tail.take_pixels`.
     """
 
     def __init__(
@@ -60,27 +59,19 @@ class Collate:
         collate_fn: Callable[[Any], Any],
         receiver: int,
         slots: SlotWriter | None = None,
-        take_pixels: Callable[[list[Any]], tuple[list[Any], bool]] | None = None,
     ) -> None:
         self.collate_fn = collate_fn
         self.receiver = receiver
         self.slots = slots
-        self.take_pixels = take_pixels
         self._escapes = False  # tensors stacked into a slot were not found in the batch
 
     def __call__(self, samples: Any) -> HostBatch:  # noqa: D102
         info = get_worker_info()
         worker = 0 if info is None else info.id
         with stage("collate"):
-            holds_pixels = False
-            if self.take_pixels is not None:
-                samples, holds_pixels = self.take_pixels(samples)
             if self.slots is None:
-                batch = self._unpacked(samples, worker)
-            else:
-                batch = self._into_slot(self.slots, samples, worker)
-            batch.holds_pixels = holds_pixels
-            return batch
+                return self._unpacked(samples, worker)
+            return self._into_slot(self.slots, samples, worker)
 
     def _into_slot(self, slots: SlotWriter, samples: Any, worker: int) -> HostBatch:
         missed = NONE_FREE
@@ -158,8 +149,7 @@ def _prepare_lazy_images() -> bool:
         return False
     from fastload.lazy import images as lazy_images
 
-    _stages_of_webdataset()  # forked workers inherit what is imported here, as is the next line
-    _deferral_class()
+    _deferral_class()  # forked workers inherit what is imported here
     return lazy_images.prepare()
 
 
@@ -167,15 +157,6 @@ def _may_be_lazy() -> bool:
     # Importing torchvision just for this would delay the first batch by a second.
     used = all(imported(name) is not None for name in ("PIL.Image", "torchvision"))
     return used and importlib.util.find_spec("fastload._core") is not None
-
-
-def _stages_of_webdataset() -> Any:
-    """Return the module that changes webdataset's pipelines; ``None`` without webdataset."""
-    if imported("webdataset") is None:
-        return None
-    from fastload.lazy import webdataset as webdataset_stages
-
-    return webdataset_stages
 
 
 def install_lazy_images(deferred: bool) -> Deferral | None:
@@ -192,11 +173,8 @@ def install_lazy_images(deferred: bool) -> Deferral | None:
     from fastload.lazy import images as lazy_images
 
     deferral = _deferral() if deferred else None
-    if not lazy_images.install(*() if deferral is None else (deferral.install,)):
-        return None
-    if (webdataset := _stages_of_webdataset()) is not None:
-        webdataset.install()
-    return deferral
+    is_lazy = lazy_images.install(*() if deferral is None else (deferral.install,))
+    return deferral if is_lazy else None
 
 
 def _deferral_class() -> type[Deferral]:

@@ -11,12 +11,15 @@ import numpy as np
 import optional
 import pytest
 import torch
+from backends import simulated
 from photos import assert_same, both, epochs_of, jitter_v2, jpeg, pixels, train_v1
 from PIL import Image
-from torch.utils.data import DataLoader
+from references import kept
+from torch.utils.data import DataLoader, default_collate
+from torchvision import transforms as v1
 
 from fastload import FastLoader
-from fastload.lazy import webdataset as webdataset_stages
+from fastload.deferred import functions
 from fastload.vision import codec, handlers, image_handler
 
 webdataset = optional.module("webdataset")
@@ -83,28 +86,73 @@ def test_batches_of_the_pipeline(shards):
     assert_same(ours, theirs)
 
 
-@pytest.mark.parametrize("batched", [True, False])
-def test_workers_make_the_images_of_a_batch_at_once(shards, batched, tmp_path, monkeypatch):
+def unchanged(shards):
+    return pipeline(shards, train_v1())
+
+
+PIPELINES = {
+    "webdataset's batches": lambda shards: unchanged(shards).batched(4),
+    "torch's batches": lambda shards: unchanged(shards).batched(4, collation_fn=default_collate),
+    "dicts": lambda shards: unchanged(shards).map(lambda pair: {"image": pair[0], "label": pair[1]}).batched(4),
+    "images last": lambda shards: unchanged(shards).map(lambda pair: pair[::-1]).batched(4),
+    "batches changed": lambda shards: unchanged(shards).batched(4).map(lambda batch: (batch[0] * 2, batch[1])),
+    "samples changed": lambda shards: unchanged(shards).map(lambda pair: (pair[0] * 2, pair[1])).batched(4),
+    "batches of batches": lambda shards: unchanged(shards).batched(4).unbatched().batched(3),
+    "own function": lambda shards: unchanged(shards).batched(4, collation_fn=lambda rows: [row[0] for row in rows]),
+    "samples": unchanged,
+}
+
+
+@pytest.mark.parametrize("name", PIPELINES)
+@pytest.mark.parametrize("where", ["host", "slots"])
+def test_images_are_deferred_until_their_batch_is_sent(shards, name, where, monkeypatch):
     def loader_of(kind, **options):
-        found = pipeline(shards, train_v1())
-        found = found.batched(4, partial=True) if batched else found
-        own = {"batch_size": None} if batched else {"batch_size": 4}
-        return kind(found, num_workers=2, persistent_workers=True, **own, **options)
+        own = {"batch_size": 4 if name == "samples" else None}
+        return kind(PIPELINES[name](shards), num_workers=2, persistent_workers=True, **own, **options)
 
-    def noted(function, name):
-        def call(*arguments, **rest):
-            with (tmp_path / name).open("a") as file:
-                file.write("x")
-            return function(*arguments, **rest)
+    monkeypatch.setattr(functions, "LEVELS_MIN_BYTES", 1)  # PNG files' images, too
+    theirs = kept(lambda: epochs_of(lambda: loader_of(DataLoader)))
+    own = {"device": "cpu"}
+    if where == "slots":
+        own = simulated.install_native(monkeypatch)
+        own.pop("max_pinned_bytes")
+    loaders = []
+    ours = epochs_of(lambda: loaders.append(loader_of(FastLoader, **own)) or loaders[-1])
+    assert_same(contiguous(ours), contiguous(theirs))
+    stats = loaders[-1].stats()
+    assert stats.deferred_images > 12
+    if name not in ("batches of batches", "samples"):  # the first images of a worker are compared, and stacked at once
+        assert stats.looks <= 4, stats.fetch.looks_at
 
-        return call
 
-    monkeypatch.setattr(webdataset_stages, "stack", noted(webdataset_stages.stack, "stack"))
-    finished = noted(webdataset_stages.PendingImage.finished, "finished")
-    monkeypatch.setattr(webdataset_stages.PendingImage, "finished", finished)
+def contiguous(found):
+    if isinstance(found, torch.Tensor):
+        return found.contiguous()
+    if isinstance(found, dict):
+        return {key: contiguous(value) for key, value in found.items()}
+    return [contiguous(value) for value in found] if isinstance(found, list | tuple) else found
+
+
+@pytest.mark.parametrize("handler", ["reraise_exception", "warn_and_continue", "ignore_and_continue", "warn_and_stop"])
+def test_handlers_see_the_same_samples_fail(tmp_path, handler, monkeypatch):
+    monkeypatch.setattr("time.sleep", lambda seconds: None)  # of webdataset's handlers
+    files = [jpeg(number, 70, 90) for number in range(12)]
+    files[4], files[7], files[9] = files[4][:-400], b"nonsense", jpeg(9, 20, 90)
+    with tarfile.open(tmp_path / "damaged.tar", "w") as archive:
+        for number, data in enumerate(files):
+            about = tarfile.TarInfo(f"{number:03}.jpg")
+            about.size = len(data)
+            archive.addfile(about, io.BytesIO(data))
+    handled = {"handler": getattr(webdataset, handler)}
+    transform = v1.Compose([v1.RandomCrop(32), v1.ToTensor()])
+
+    def loader_of(kind, **options):
+        found = webdataset.WebDataset(str(tmp_path / "damaged.tar"), shardshuffle=False, empty_check=False)
+        found = found.decode("pil", **handled).to_tuple("jpg").map_tuple(transform, **handled).batched(3)
+        return kind(found, batch_size=None, num_workers=1, **options)
+
     ours = epochs_of(lambda: loader_of(FastLoader, device="cpu"))
     assert_same(ours, epochs_of(lambda: loader_of(DataLoader)))
-    assert len((tmp_path / ("stack" if batched else "finished")).read_text()) > (1 if batched else 28)
 
 
 def test_webdatasets_loader_takes_the_handler(shards):

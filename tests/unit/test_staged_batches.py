@@ -25,7 +25,6 @@ from fastload._batch import HostBatch
 from fastload.deferred import stacks
 from fastload.deferred import staging as deferred_staging
 from fastload.deferred.content import Content
-from fastload.deferred.memory import register
 from fastload.device.copy_scheduler import CopyScheduler
 from fastload.device.decode import loader_allows, received
 from fastload.device.decode.files import Decoder
@@ -272,7 +271,6 @@ def test_what_a_device_does_not_make_is_painted_by_the_worker(odd):
     theirs = expected(batch)
     if odd == "layout":
         tensor, theirs = tensor.permute(0, 2, 3, 1), theirs.permute(0, 2, 3, 1)
-        register(tensor, batch)
     ours, files = arrived([tensor, deferred(kept)])
     assert torch.equal(ours[0], theirs)
     assert ours[0].stride() == theirs.stride()

@@ -104,9 +104,10 @@ def part_of_memory(tensor: torch.Tensor) -> tuple[_core.DeferredMemory, Content,
 
 def content_of(tensor: torch.Tensor) -> Content | None:
     """Return what a tensor is to hold, without gaps; ``None`` for tensors in other memory, and once it is painted."""
-    found = part_of_memory(tensor)
-    if found is None and tensor.dim() >= 3 and tensor.size(-1) == 3:  # channels may come last
-        found = part_of_memory(tensor.movedim(-1, -3))
+    with torch._C.DisableTorchFunction():  # a recorder would paint it
+        found = part_of_memory(tensor)
+        if found is None and tensor.dim() >= 3 and tensor.size(-1) == 3:  # channels may come last
+            found = part_of_memory(tensor.movedim(-1, -3))
     return None if found is None else found[1]
 
 

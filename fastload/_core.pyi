@@ -80,8 +80,12 @@ class TensorProgram:
 # forked child. Accesses by the kernel (write(2) and the like) fail with EFAULT until it is painted. Has attributes of
 # its own. MemoryError: guard_pages() was not called or is False, too much is armed, or there is no address space.
 class DeferredMemory:
-    program: TensorProgram  # to be replaced by one of the same size until it is painted; ValueError then
     def __init__(self, program: TensorProgram) -> None: ...
+    # To be replaced by one of the same size until it is painted; ValueError then.
+    @property
+    def program(self) -> TensorProgram: ...
+    @program.setter
+    def program(self, program: TensorProgram) -> None: ...
     @property
     def painted(self) -> bool: ...
     @property

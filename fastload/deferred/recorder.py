@@ -232,8 +232,8 @@ def _result(recorder: Recorder, key: Any, content: Content, dims: int, kind: typ
 
 
 _tables: dict[tuple[torch.dtype, bytes], torch.Tensor] = {}
-_results: dict[Any, torch.Tensor] = {}
-"""Tables that calls made of others, by the call."""
+_results: dict[Any, tuple[torch.Tensor, torch.Tensor]] = {}
+"""By a call and the id of a table: that table, which so keeps its id, and what the call made of it."""
 
 TABLES_MAX: Final = 1000
 
@@ -275,6 +275,7 @@ def _call_of(func: Any, tensor: Any, args: tuple[Any, ...], kwargs: dict[str, An
 
 
 _IMAGE: Final = object()
+_NOTHING: Final = (None, None)
 
 
 def _on_values(tensor: Any, levels: torch.Tensor) -> Any:
@@ -301,8 +302,8 @@ def _pointwise(recorder: Recorder, func: Any, args: tuple[Any, ...], kwargs: dic
         )
         return tensor if result is given else result
 
-    key = call, id(content.table)
-    kind, table = torch.Tensor, _results.get(key)
+    known = call, id(content.table)
+    kind, (_, table) = torch.Tensor, _results.get(known, _NOTHING)
     try:
         if table is None or type(tensor) is not torch.Tensor:
             values = run(content.table)
@@ -311,7 +312,7 @@ def _pointwise(recorder: Recorder, func: Any, args: tuple[Any, ...], kwargs: dic
             if not _is_table(values, tensor):
                 return _UNKNOWN
             kind, table = type(values), shared_table(values)
-            _results[key] = table
+            _results[known] = content.table, table
         fills = tuple(Fill(each.image, each.box, run(each.values[:, None]).reshape(3)) for each in content.fills)
     except Exception:  # noqa: BLE001 - torch raises it again, for the image
         return _UNKNOWN
@@ -358,23 +359,25 @@ def _in_place(recorder: Recorder, func: Any, args: tuple[Any, ...], kwargs: dict
         whole: torch.Tensor = changed.as_subclass(torch.Tensor).reshape(levels.shape)
         return whole
 
-    key = call, id(content.table)
-    table = _results.get(key)
+    known = call, id(content.table)
+    _, table = _results.get(known, _NOTHING)
     try:
         if table is None:
             table = shared_table(run(content.table))
-            _results[key] = table
+            _results[known] = content.table, table
         fills = tuple(Fill(each.image, each.box, run(each.values[:, None]).reshape(3)) for each in content.fills)
     except Exception:  # noqa: BLE001 - torch raises it again, for the image
         return _UNKNOWN
     made = content.with_values(table, fills)
+    kind = _type_of_result(func, tensor, content, *args[1:], **kwargs)
+    result = tensor if kind is type(tensor) else _view(recorder, _T.as_subclass, (tensor, kind), {})
     key = func, tensor.dim(), content.planar, content.table.dtype
     by_torch = lambda: _by_torch(func, args, kwargs, tensor, content)  # noqa: E731
-    if not recorder.checked(key, made, tensor, by_torch) or not deferred_memory.change(memory, made):
+    if not recorder.checked(key, made, result, by_torch) or not deferred_memory.change(memory, made):
         return _UNKNOWN
     if not tensor.is_inference():
         torch._C._increment_version((tensor,))
-    return tensor
+    return result
 
 
 def _may_change(tensor: torch.Tensor) -> bool:

@@ -30,6 +30,7 @@ OWN = {
     "max_index_bytes": 2000,
     "jpeg_index": None,  # whatever was given
     "decode": "cpu",
+    "deferred": False,
 }
 COPIES = {"pickle": lambda x: pickle.loads(pickle.dumps(x)), "deepcopy": copy.deepcopy, "copy": copy.copy}
 

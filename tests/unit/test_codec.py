@@ -555,7 +555,7 @@ def test_stub_is_what_the_core_has() -> None:
         assert constants == constants_in(name)
         public -= constants
         assert public <= set(methods), name
-        assert set(methods) <= {*public, "__init__", "__len__"}, name
+        assert set(methods) <= {*public, "__init__", "__len__", "__getattr__", "__setattr__"}, name
         for method, parameters in signatures_of(kind, [*public, "__init__"]).items():
             if "args" not in parameters:  # of a constructor that is made in C++
                 assert [parameter for parameter in parameters if parameter != "self"] == [

@@ -73,7 +73,7 @@ def test_a_batchs_kernels_read_its_own_files(monkeypatch):
                 staged = decoder.files(torch.zeros(IMAGES, 8, 8, 3, dtype=torch.uint8), lambda pixels: [pixels])
                 mine.used = USED + 5_000 * batch + number  # so that it grows
                 staged.staging = Staging(mine.used)
-                staged._memory.fill_(number)
+                staged._run._memory.fill_(number)
                 staged.to(torch.device("cpu"))
         except Exception as error:  # the test fails
             raised.append(error)
@@ -161,10 +161,10 @@ def searched(found: Any) -> tuple[Any, Any]:
     """A decoder, and a batch of it whose kernels have found points."""
     decoder = decoder_on_host()
     staged = decoder.files(torch.zeros(IMAGES, 8, 8, 3, dtype=torch.uint8), lambda pixels: [pixels])
-    staged.staging, staged._points = Staging(USED), staged._memory[:1]
-    staged._is_unknown, staged._decoded = True, Event()
+    staged.staging, staged._run.points = Staging(USED), staged._run._memory[:1]
+    staged._run._is_unknown, staged._run._decoded = True, Event()
     staged.staging.found = found
-    staged._bad.zero_()
+    staged._run.bad.zero_()
     return decoder, staged
 
 
@@ -188,7 +188,7 @@ def test_a_batch_is_good_though_there_is_no_memory_for_its_points():
 
 
 def test_a_decoder_that_gives_up_frees_its_memory(monkeypatch):
-    def fill_up(files: torch.Tensor, _: torch.Tensor) -> None:
+    def fill_up(_: Any, files: torch.Tensor, __: torch.Tensor) -> None:
         kept.append(weakref.ref(files))
         raise torch.OutOfMemoryError
 
@@ -196,9 +196,9 @@ def test_a_decoder_that_gives_up_frees_its_memory(monkeypatch):
     decoder, kept = decoder_on_host(), []
     staged = decoder.files(torch.zeros(IMAGES, 8, 8, 3, dtype=torch.uint8), lambda pixels: [pixels])
     staged.staging = Staging(USED)
-    monkeypatch.setattr(staged, "_decode", fill_up)
+    monkeypatch.setattr(staged._run, "_decode", fill_up)
     pixels = staged.to(torch.device("cpu"))
     assert decoder.gave_up == "the GPU had no memory left to decode in"
     assert [reference() for reference in kept] == [None]
     assert decoder.nbytes == pixels.nbytes
-    assert staged._bad.tolist() == [1] * IMAGES  # the threads decode them all
+    assert staged._run.bad.tolist() == [1] * IMAGES  # the threads decode them all

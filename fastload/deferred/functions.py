@@ -21,7 +21,7 @@ from fastload import _core
 from fastload.deferred import memory
 from fastload.deferred.content import Content, take_painted_s
 from fastload.deferred.geometry import SIDE_MIN, strides_of
-from fastload.deferred.recorder import Recorder, described, is_plain_context, shared_table
+from fastload.deferred.recorder import Recorder, described, is_collating, is_plain_context, shared_table
 from fastload.lazy import functions as lazy_functions
 from fastload.lazy.images import levels_of, pending_of
 
@@ -91,6 +91,7 @@ class Deferral:
         for holder, function in _POINTERS:
             lazy_functions.replace(holder, function, _before(getattr(holder, function), _paint))
         lazy_functions.replace(torch.utils, "swap_tensors", _before(torch.utils.swap_tensors, memory.forget))
+        lazy_functions.replace(torch.Tensor, "_typed_storage", _typed_storage(torch.Tensor._typed_storage))
         lazy_functions.replace(torch.UntypedStorage, "resize_", _resize_storage(torch.UntypedStorage.resize_))
         lazy_functions.replace(torch.UntypedStorage, "resizable", _is_resizable(torch.UntypedStorage.resizable))
         for holder, function in _HANDLERS:
@@ -163,6 +164,18 @@ def _before(original: Any, do: Callable[[torch.Tensor], None]) -> Any:
 def _paint(tensor: torch.Tensor) -> None:
     if (found := memory.memory_of(tensor)) is not None:
         memory.paint(found)
+
+
+def _typed_storage(original: Any) -> Any:
+    @functools.wraps(original)
+    def typed_storage(tensor: torch.Tensor) -> Any:
+        if is_collating(1):  # which asks for nothing but the storage's kind
+            with torch._C.DisableTorchFunction():
+                if memory.is_deferred(tensor):
+                    return original(torch.empty(0, dtype=tensor.dtype))
+        return original(tensor)
+
+    return typed_storage
 
 
 def _resize_storage(original: Any) -> Any:

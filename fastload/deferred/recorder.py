@@ -429,7 +429,7 @@ def _stack(recorder: Recorder, func: Any, args: tuple[Any, ...], kwargs: dict[st
     named = set(kwargs) - {"tensors", "dim"}
     if not isinstance(tensors, list | tuple) or len(args) > 2 or dim != 0:
         return _UNKNOWN
-    if named and not (named == {"out"} and _is_collating()):
+    if named and not (named == {"out"} and is_collating(2)):
         return _UNKNOWN
     contents = []
     for each in tensors:
@@ -534,19 +534,14 @@ _COLLATES: Final = collate_tensor_fn.__code__
 """``default_collate`` of tensors. In a worker it asks its first sample for shared memory, to stack all into that."""
 
 
-def _is_collating() -> bool:
-    """Whether the function that was called is called by :data:`_COLLATES`."""
-    frame: Any = sys._getframe(3)  # of what called the function
-    return frame.f_code is _COLLATES
+def is_collating(depth: int) -> bool:
+    """Whether :data:`_COLLATES` is this many calls above the caller."""
+    return sys._getframe(depth + 1).f_code is _COLLATES
 
 
 def _collating(recorder: Recorder, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """Give the first sample's shared memory to no one: the stack is deferred, too."""
-    if not _is_collating():
-        return _UNKNOWN
-    if func is _T._typed_storage:
-        return torch.empty(1, dtype=args[0].dtype)._typed_storage()  # type: ignore[no-untyped-call]
-    return torch.empty(0, dtype=args[0].dtype)
+    return torch.empty(0, dtype=args[0].dtype) if is_collating(2) else _UNKNOWN
 
 
 def _as_it_is(recorder: Recorder, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -637,5 +632,5 @@ _HANDLERS: Final[dict[Any, Handler]] = {
     **dict.fromkeys([_T.__setitem__], _set),
     **dict.fromkeys([*_named(*_VIEWS), _T.data.__get__], _view),
     **dict.fromkeys([_T.__getitem__, _T.requires_grad_], _as_it_is),
-    **dict.fromkeys([_T._typed_storage, _T.new], _collating),
+    **dict.fromkeys([_T.new], _collating),
 }

@@ -12,7 +12,7 @@ from PIL import ImageFile
 from fastload.deferred.content import Content, Fill
 from fastload.deferred.geometry import strides_of
 from fastload.deferred.memory import guard_pages, tensor_of
-from fastload.lazy.pixels import ByPillow, File, Pending
+from fastload.lazy.pixels import ByPillow, File, Levels, Pending
 from fastload.pipeline.installed.decodes import calibrate
 
 SIDE = 48
@@ -27,10 +27,19 @@ def pending(data: bytes, size: tuple[int, int], seed: int = 0, side: int = SIDE,
         left + int(draw.integers(width // 3, width - left)),
         top + int(draw.integers(height // 3, height - top)),
     )
-    file = more.pop("file", None) or File(
-        data, size, ByPillow(ImageFile.ImageFile.load, calibrate().pass_rule, 0, lambda: None)
-    )
+    file = more.pop("file", None) or File(data, size, calibrated())
     return Pending(file, (left, top, right, bottom), (side, side), mirrored=bool(draw.integers(2)), **more)
+
+
+def of_levels(pixels: np.ndarray[Any, Any], box: tuple[int, int, int, int], **more: Any) -> Pending:
+    """A box of pixels ``(H, W, 3)`` that are made."""
+    height, width, _ = pixels.shape
+    return Pending(Levels(pixels.tobytes(), (width, height), calibrated()), box, **more)
+
+
+def calibrated() -> ByPillow:
+    """Pillow, which has been compared with."""
+    return ByPillow(ImageFile.ImageFile.load, calibrate().pass_rule, 0, lambda: None)
 
 
 def table(dtype: torch.dtype = torch.float32, scale: float = 1.0) -> torch.Tensor:
@@ -50,7 +59,8 @@ def expected(content: Content) -> torch.Tensor:
     """What a tensor holds, by torch: ``(N, 3, H, W)``, planar or channels_last."""
     made = []
     for number, image in enumerate(content.images):
-        levels = torch.from_numpy(image.file._native(image).copy()).long()
+        made_of = image.file.part if image.file.is_decoded else image.file._native
+        levels = torch.from_numpy(made_of(image).copy()).long()
         one = torch.stack([content.table[channel][levels[..., channel]] for channel in range(3)])
         for each in content.fills:
             if each.image == number:

@@ -16,7 +16,7 @@ import pytest
 import torch
 from backends import simulated
 from decode_on_cpu import Finished, kernels_fixture
-from deferred_images import deferred, expected, fill_of, pending, table
+from deferred_images import deferred, expected, fill_of, of_levels, pending, table
 from stageable import KINDS, OUT, OUT_HEIGHT, OUT_WIDTH, OWNER, noise, staged_number
 from torch.utils.data import Dataset, default_collate, get_worker_info
 
@@ -24,7 +24,7 @@ from fastload import FastLoader, loader_state
 from fastload._batch import HostBatch
 from fastload.deferred import stacks
 from fastload.deferred import staging as deferred_staging
-from fastload.deferred.content import Content
+from fastload.deferred.content import STAGED_BYTES, Content
 from fastload.device.copy_scheduler import CopyScheduler
 from fastload.device.decode import loader_allows, received
 from fastload.device.decode.files import Decoder
@@ -238,6 +238,30 @@ def test_images_that_are_not_staged_are_painted_by_the_worker(runs):
     before = runs.count
     assert same(arrived([deferred(only)])[0][0], expected(only))
     assert runs.count == before  # there is nothing to decode
+
+
+@pytest.mark.parametrize("planar", [True, False])
+def test_levels_that_are_made_are_copied_as_they_are(runs, planar):
+    draw = np.random.default_rng(3)
+    pixels = [draw.integers(0, 256, (height, 50, 3), dtype=np.uint8) for height in (40, 70)]
+    batch = batch_of(planar=planar)
+    whole = of_levels(pixels[0][:, :40].copy(), (0, 0, 40, 40))
+    parts = [of_levels(pixels[1], (3, 20, 43, 60)), of_levels(pixels[1], (9, 1, 49, 41), mirrored=True, flipped=True)]
+    mixed = replace(batch, images=(whole, *batch.images[:6], *parts))
+    theirs = expected(mixed)
+    assert torch.equal(theirs[0][:, 7, 9], mixed.table[[0, 1, 2], torch.from_numpy(pixels[0])[7, 9].long()])
+    painted = np.empty(mixed.nbytes, np.uint8)
+    assert not any(mixed.core().paint(painted))
+    assert painted.tobytes() == (theirs if planar else theirs.permute(0, 2, 3, 1)).numpy().tobytes()
+    ours, files = arrived([deferred(mixed)])
+    assert same(ours[0], theirs)
+    assert sorted(files._levels) == [0, 7, 8]
+    assert files.staged == 6
+    only = replace(mixed, images=(whole, *parts), fills=())
+    before = runs.count
+    assert same(arrived([deferred(only)])[0][0], expected(only))
+    assert runs.count == before
+    assert only.staged_bytes < only.nbytes + 3 * STAGED_BYTES
 
 
 def test_nothing_is_decoded_there_once_the_decoder_gave_up(runs, monkeypatch):

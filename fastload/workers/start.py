@@ -147,9 +147,9 @@ def route_of(loader: LoaderConfig[Any]) -> Route:
 def _prepare_lazy_images() -> bool:
     if not _may_be_lazy():
         return False
+    from fastload.deferred import functions, stacks  # noqa: F401 - forked workers inherit what is imported here
     from fastload.lazy import images as lazy_images
 
-    _deferral_class()  # forked workers inherit what is imported here
     return lazy_images.prepare()
 
 
@@ -177,19 +177,13 @@ def install_lazy_images(deferred: bool) -> Deferral | None:
     return deferral if is_lazy else None
 
 
-def _deferral_class() -> type[Deferral]:
-    from fastload.deferred.functions import Deferral
-
-    return Deferral
-
-
 def _deferral() -> Deferral | None:
-    from fastload.deferred import memory, stacks
+    from fastload.deferred import functions, memory, stacks
 
     if not memory.guard_pages():
         return None
     stacks.install()
-    return _deferral_class()()
+    return functions.Deferral()
 
 
 def start_epoch(view: DataLoader[Any], resumption: Resumption | None = None) -> Iterator[Any]:

@@ -69,10 +69,9 @@ class Imported(Dataset):
 
 def test_forked_workers_import_nothing(monkeypatch):
     """Each worker of each epoch would import it again."""
-    monkeypatch.setitem(sys.modules, "webdataset", None)
-    for name in ("webdataset", "batches"):
-        monkeypatch.delitem(sys.modules, f"fastload.lazy.{name}", raising=False)
-        monkeypatch.delattr(f"fastload.lazy.{name}", raising=False)
+    for name in [name for name in sys.modules if name.startswith("fastload.deferred.")]:
+        monkeypatch.delitem(sys.modules, name)
+        monkeypatch.delattr(name)
     with FastLoader(Imported(), num_workers=1, device="cpu") as loader:
         iterator = iter(loader)
         here = set(sys.modules)

@@ -192,7 +192,10 @@ def levels_of(image: Any, bytes_min: int, side_min: int) -> Pending | None:
         bytes_min: The fewest of its pixels.
         side_min: The shortest side, pixels.
     """
-    if type(image) is not Image.Image or image.mode != "RGB" or image._im is None or type(image._im) is Pending:
+    if type(image) is not Image.Image:
+        return None
+    im: Any = image._im
+    if im is None or type(im) is Pending or image.mode != "RGB":
         return None
     if 3 * math.prod(image.size) < bytes_min or min(image.size) < side_min:
         return None

@@ -109,6 +109,12 @@ def guard_pages(decoder: Sequence[str] = ()) -> bool: ...
 # Whether faults of this thread would be handled now.
 def guard_is_ours() -> bool: ...
 
+# The __torch_function__ of a mode, bound to it: calls mode.record(function, types, arguments, named) if a deferred
+# tensor may be among the arguments, or the function is `watched` or one of Python's; else the function itself.
+def torch_function(
+    mode: Any, passed: frozenset[Any], watched: frozenset[Any], plain: frozenset[Any], tensor: type, data_ptr: Any
+) -> Any: ...
+
 # Prepares the images of a batch's tensors for a GPU, in 1-D uint8 memory as Staging; those of tensor i begin at byte
 # first[i] of the pixels. Each file is staged once. Releases the GIL. Returns, in a byte or an int32 of each image,
 # whether it is staged, its owner and its place among all; then Staging's used, wanted, search, codes and finish().

@@ -26,6 +26,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils.data._utils.collate import collate_tensor_fn
 from torchvision import tv_tensors
 
+from fastload import _core
 from fastload._batch import is_plain
 from fastload._compare import same_bits
 from fastload.deferred import memory as deferred_memory
@@ -66,10 +67,11 @@ class Recorder(TorchFunctionMode):
         self.painted_by: Counter[tuple[str, int, str]] = Counter()
         self.is_off = False
         self._compared: Counter[Any] = Counter()
+        known = _PASSED, _RESIZES, _PLAIN, torch.Tensor, torch._C.TensorBase.data_ptr
+        self.__torch_function__ = _core.torch_function(self, *known)
 
-    def __torch_function__(
-        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
-    ) -> Any:
+    def record(self, func: Any, types: Any, args: tuple[Any, ...], kwargs: dict[str, Any] | None) -> Any:
+        """Record or make a call that may have deferred tensors. Takes what ``__torch_function__`` does."""
         kwargs = kwargs or {}
         func = _as_called(func)
         if func in _RESIZES or "out" in kwargs:

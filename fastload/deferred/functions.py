@@ -100,7 +100,8 @@ class Deferral:
     def __enter__(self) -> None:
         """Defer tensors until the batch is made."""
         self._thread = threading.get_ident()
-        self.recorder.__enter__()  # type: ignore[no-untyped-call]
+        take_painted_s()  # what was painted before, maybe in the process that this one was forked from
+        self.recorder.__enter__()
 
     def take_counts(self) -> tuple[int, int, str]:
         """Return how many images were deferred and looked at since the last call, and the line that looked most."""
@@ -112,7 +113,7 @@ class Deferral:
 
     def __exit__(self, *error: object) -> None:
         self._thread = 0
-        self.recorder.__exit__(*error)  # type: ignore[no-untyped-call]
+        self.recorder.__exit__(*error)
 
     def _in_place_of(self, original: Any) -> Any:
         @functools.wraps(original)

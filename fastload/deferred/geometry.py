@@ -57,8 +57,8 @@ def placed(
     if min(height, width) < side_min:
         return None
     size = 3 * rows * columns
-    if len(shape) == 4 and stride[0] != size and shape[0] != 1:
-        return None
+    if len(shape) == 4 and stride[0] != size and (shape[0] != 1 or not content.planar):
+        return None  # of one image with channels last, too: torch does not give a result that stride
     image, within = divmod(int(tensor.storage_offset()), size)
     channel, pixel = divmod(within, rows * columns) if content.planar else divmod(within, 3)[::-1]
     top, left = divmod(pixel, columns)

@@ -22,7 +22,8 @@ from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 import torch
-from torch.overrides import TorchFunctionMode
+from torch.overrides import TorchFunctionMode, _get_current_function_mode_stack
+from torch.utils._device import DeviceContext
 from torch.utils.data._utils.collate import collate_tensor_fn
 from torchvision import tv_tensors
 
@@ -68,7 +69,19 @@ class Recorder(TorchFunctionMode):
         self.is_off = False
         self._compared: Counter[Any] = Counter()
         known = _PASSED, _RESIZES, _PLAIN, torch.Tensor, torch._C.TensorBase.data_ptr
-        self.__torch_function__ = _core.torch_function(self, *known)
+        self.__torch_function__ = _core.torch_function(self, *known)  # type: ignore[method-assign]
+
+    def __enter__(self) -> Recorder:
+        """Begin below the modes that the user has left on, whose ends take off the uppermost one."""
+        modes = _get_current_function_mode_stack()  # type: ignore[no-untyped-call]
+        at = int(bool(modes) and isinstance(modes[0], DeviceContext))  # which stays the lowest
+        _set_modes([*modes[:at], self, *modes[at:]])
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        """End, wherever it is by now."""
+        modes = _get_current_function_mode_stack()  # type: ignore[no-untyped-call]
+        _set_modes([mode for mode in modes if mode is not self])
 
     def record(self, func: Any, types: Any, args: tuple[Any, ...], kwargs: dict[str, Any] | None) -> Any:
         """Record or make a call that may have deferred tensors. Takes what ``__torch_function__`` does."""
@@ -126,6 +139,14 @@ class Recorder(TorchFunctionMode):
         with contextlib.suppress(RuntimeWarning):
             warnings.warn("pixels are made at once from now on: a deferred result was not torch's", RuntimeWarning, 2)
         return False
+
+
+def _set_modes(modes: list[TorchFunctionMode]) -> None:
+    """Replace this thread's modes, the lowest first."""
+    while torch._C._len_torch_function_stack():
+        torch._C._pop_torch_function_stack()
+    for mode in modes:
+        torch._C._push_on_torch_function_stack(mode)
 
 
 def _as_called(func: Any) -> Any:
@@ -298,24 +319,24 @@ def _pointwise(recorder: Recorder, func: Any, args: tuple[Any, ...], kwargs: dic
 
     def run(levels: torch.Tensor) -> Any:
         given = _on_values(tensor, levels)
-        result = func(
+        return func(
             *(given if each is tensor else each for each in args),
             **{name: given if each is tensor else each for name, each in kwargs.items()},
         )
-        return tensor if result is given else result
 
     known = call, id(content.table)
     kind, (_, table) = torch.Tensor, _results.get(known, _NOTHING)
     try:
         if table is None or type(tensor) is not torch.Tensor:
             values = run(content.table)
-            if values is tensor:  # as of ``float()``, if it is
-                return tensor
             if not _is_table(values, tensor):
                 return _UNKNOWN
+            if values.data_ptr() == content.table.data_ptr():  # as of ``float()``, if it is
+                return _view(recorder, func, args, kwargs)
+            _require_certain(func, args, kwargs, content.table, values)
             kind, table = type(values), shared_table(values)
             _results[known] = content.table, table
-        fills = tuple(Fill(each.image, each.box, run(each.values[:, None]).reshape(3)) for each in content.fills)
+        fills = _changed_fills(content, run, func, args, kwargs)
     except Exception:  # noqa: BLE001 - torch raises it again, for the image
         return _UNKNOWN
     made = content.with_values(table, fills)
@@ -331,9 +352,41 @@ def _is_table(values: Any, tensor: Any) -> bool:
         and values.shape[-3:] == (3, 256, 1)
         and values.numel() == 3 * 256
         and values.device.type == "cpu"
-        and not values.dtype.is_complex
-        and values.element_size() <= 8
+        and values.dtype in _DTYPES
     )
+
+
+def _require_certain(func: Any, args: Any, kwargs: dict[str, Any], levels: torch.Tensor, values: torch.Tensor) -> None:
+    """Raise ``_UncertainError`` unless torch gives each value the same bits wherever it is in memory.
+
+    Some values of a tensor are computed by vectors, the others one by one, which may differ in what is rounded several
+    times, in the bits of NaN, and in integers that a conversion does not define.
+    """
+    certain = True
+    if values.is_floating_point():
+        factor = "alpha" in kwargs or (func in _SUMS and len(args) > 2)
+        several = factor or func in _SEVERAL_ROUNDINGS or "rounding_mode" in kwargs
+        certain = not several and torch.equal(values, values)
+    elif levels.is_floating_point() and values.dtype is not torch.bool:
+        certain = torch.equal(values.reshape(levels.shape).to(levels.dtype), levels.trunc())
+    if not certain:
+        raise _UncertainError
+
+
+class _UncertainError(Exception):
+    """Not all values are certain."""
+
+
+def _changed_fills(
+    content: Content, run: Callable[[torch.Tensor], Any], func: Any, args: Any, kwargs: dict[str, Any]
+) -> tuple[Fill, ...]:
+    """Return the fills of a content that a function of single values has changed, which ``run`` does to levels."""
+    fills = []
+    for each in content.fills:
+        values = run(each.values[:, None])
+        _require_certain(func, args, kwargs, each.values, values)
+        fills.append(Fill(each.image, each.box, values.reshape(3)))
+    return tuple(fills)
 
 
 def _by_torch(func: Any, args: Any, kwargs: Any, tensor: Any, content: Content) -> Any:
@@ -365,9 +418,11 @@ def _in_place(recorder: Recorder, func: Any, args: tuple[Any, ...], kwargs: dict
     _, table = _results.get(known, _NOTHING)
     try:
         if table is None:
-            table = shared_table(run(content.table))
+            values = run(content.table)
+            _require_certain(func, args, kwargs, content.table, values)
+            table = shared_table(values)
             _results[known] = content.table, table
-        fills = tuple(Fill(each.image, each.box, run(each.values[:, None]).reshape(3)) for each in content.fills)
+        fills = _changed_fills(content, run, func, args, kwargs)
     except Exception:  # noqa: BLE001 - torch raises it again, for the image
         return _UNKNOWN
     made = content.with_values(table, fills)
@@ -400,7 +455,7 @@ def _contiguous(recorder: Recorder, func: Any, args: tuple[Any, ...], kwargs: di
         return _UNKNOWN
     tensor, content = args[0], found[1]
     if tensor.is_contiguous():
-        return tensor
+        return _view(recorder, func, args, kwargs)
     made = replace(content, planar=True) if not content.planar else replace(content)
     key = func, tensor.dim(), content.planar, content.table.dtype
     kind = _type_of_result(func, tensor, content, *args[1:], **kwargs)
@@ -593,6 +648,19 @@ _VIEWS: Final = (
     *("movedim", "moveaxis", "swapaxes", "expand", "unflatten", "view_as", "alias"),
 )
 """Functions that return tensors in their argument's memory, whose content is known."""
+
+_DTYPES: Final = frozenset(
+    [
+        *(torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64, torch.uint16, torch.uint32, torch.uint64),
+        *(torch.bool, torch.float16, torch.bfloat16, torch.float32, torch.float64),
+    ]
+)
+"""Of tensors that can be deferred."""
+
+_SUMS: Final = frozenset(_named("add", "sub", "subtract", "rsub", "add_", "sub_", "subtract_"))
+"""Functions whose third argument is a factor."""
+
+_SEVERAL_ROUNDINGS: Final = frozenset(_named("floor_divide", "remainder"))
 
 _HANDLERS: Final[dict[Any, Handler]] = {
     **dict.fromkeys(

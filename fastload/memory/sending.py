@@ -58,6 +58,8 @@ FILE_BYTES: Final = 1 << 20
 _FEW: Final = 16
 _DEPTH_MAX: Final = 3
 
+_untyped_storage = torch._C.TensorBase.untyped_storage  # torch.Tensor's may fill the tensor before
+
 _arriving = threading.local()  # the memory files of the batch that this thread unpickles
 
 
@@ -153,7 +155,7 @@ def stack_one_by_one(
 def fill(data: Any) -> Filled:
     """Fill a batch's unfilled tensors, at any depth of lists, tuples and dicts, in other memory than theirs.
 
-    Those whose memory something else uses, too, are left to whoever reads them.
+    Those whose memory something else uses, too, are left to whoever reads them, and views of a part of it.
     """
     filled = Filled()
     if unfilled.are_known():
@@ -170,6 +172,8 @@ def _fill(value: Any, filled: Filled, seen: set[int]) -> None:
         for inner in held:
             _fill(inner, filled, seen)
     elif is_packable(value) and (content := unfilled.content_of(value)) is not None and _has_own_storage(value):
+        if content.nbytes != _untyped_storage(value).nbytes():
+            return
         filled.add([content])
         size, stride = value.size(), value.stride()
         if content.nbytes >= FILE_BYTES and sends_files():
@@ -413,7 +417,7 @@ def _held(value: Any) -> list[Any] | None:
 
 
 def _has_own_storage(tensor: torch.Tensor) -> bool:
-    storage = torch._C.TensorBase.untyped_storage(tensor)  # torch.Tensor's may be replaced by one that fills it
+    storage = _untyped_storage(tensor)
     return _uses(storage) <= _USES and not storage.is_shared() and storage.nbytes() > 0
 
 

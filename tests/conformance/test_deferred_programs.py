@@ -14,6 +14,7 @@ from deferred.collates import (
     Caches,
     ChangesTheImage,
     KeepsLast,
+    LeavesModesOn,
     Photos,
     ReusesOneTensor,
     States,
@@ -26,6 +27,7 @@ from deferred.odd_programs import odd_programs
 from deferred.outcomes import Cases, differences, epochs, outcomes
 from deferred.programs import Program, Runs
 from deferred.random_programs import program
+from deferred.view_programs import view_programs
 from references import kept
 from torch.utils.data import DataLoader
 
@@ -49,6 +51,10 @@ def compare(programs: list[Program], folder: Path, *, catches: bool = True, seed
 
 def test_programs_written_by_hand(folder):
     compare(odd_programs(), folder)
+
+
+def test_programs_with_views_and_inexact_values(folder):
+    compare(view_programs(), folder, num_workers=1)
 
 
 def test_random_programs(folder):
@@ -79,7 +85,7 @@ def test_collate_functions(folder, transforms):
     compare_epochs(Photos(folder, 4 * count), collate_fn=collate_in_turn)
 
 
-KINDS = [KeepsLast, Caches, ReusesOneTensor, WholeBatches, ChangesTheImage, States, Stream]
+KINDS = [KeepsLast, LeavesModesOn, Caches, ReusesOneTensor, WholeBatches, ChangesTheImage, States, Stream]
 
 
 @pytest.mark.parametrize(

@@ -16,12 +16,13 @@ import torchvision.transforms as v1
 import torchvision.transforms.functional as F
 from photos import MEAN, STD
 from PIL import Image
+from torch.overrides import _get_current_function_mode_stack as _modes
 from torch.utils.data import Dataset, IterableDataset, default_collate
 from torchvision.transforms import v2
 
 from .files import SOUND
 from .outcomes import generator_states
-from .programs import Opaque, Pair, Record
+from .programs import Counting, Opaque, Pair, Record
 
 SIZE = 24
 TRANSFORMS: tuple[Callable[[Image.Image], torch.Tensor], ...] = (
@@ -125,6 +126,23 @@ class States(Photos):
 
     def __getitem__(self, index: int) -> Any:
         return {**super().__getitem__(index), "states": repr(generator_states())}
+
+
+class LeavesModesOn(Photos):
+    """Switches a mode on in one batch and off in a later one."""
+
+    mode: Any = None
+
+    def __getitem__(self, index: int) -> Any:
+        if self.mode is None:
+            self.mode = Counting()
+            self.mode.__enter__()
+        before = self.mode.count
+        sample = {**super().__getitem__(index), "seen": self.mode.count - before}
+        if index % 16 >= 14:
+            self.mode.__exit__(None, None, None)
+            self.mode = None
+        return {**sample, "modes": [type(mode).__name__ for mode in _modes() if type(mode) is Counting]}
 
 
 class Stream(IterableDataset):

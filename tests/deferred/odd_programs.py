@@ -893,9 +893,13 @@ return x * 2
 
 def odd_programs() -> list[Program]:
     """Return each program with another file."""
-    programs = []
-    files = (*SOUND, *OTHERS[:2])
-    for part in _TEXTS.strip().split("\n# ")[0:]:
+    return written(_TEXTS, (*SOUND, *OTHERS[:2]))
+
+
+def written(texts: str, files: tuple[str, ...]) -> list[Program]:
+    """Return programs, each of a name and a body, with files in turn."""
+    programs: list[Program] = []
+    for part in texts.strip().split("\n# ")[0:]:
         name, _, body = part.removeprefix("# ").partition("\n")
         text = 'image = Image.open(path).convert("RGB")\n' + textwrap.dedent(body)
         programs.append(Program(name, text, files[len(programs) % len(files)]))

@@ -480,16 +480,6 @@ def methods_replaced_by_the_user(x, make):
 
 
 @probe
-def threads_of_torch(x):
-    former = torch.get_num_threads()
-    torch.set_num_threads(2)
-    try:
-        return torch.stack([x.float()] * 40).sin().sum((1, 2, 3)), x.float().mm if x.dim() == 2 else None
-    finally:
-        torch.set_num_threads(former)
-
-
-@probe
 def jit_module_saved_with_it(x):
     import io
 

@@ -20,7 +20,8 @@ from torchvision import tv_tensors
 from fastload import FastLoader
 from fastload.deferred import stacks
 from fastload.deferred.content import Content
-from fastload.deferred.memory import content_of
+from fastload.deferred.functions import _before
+from fastload.deferred.memory import content_of, memory_of
 from fastload.memory import packing, sending, unfilled
 from fastload.memory.packing import Packer, collate_into, unpack
 from fastload.memory.sending import FileStacker, Sent, fill
@@ -212,6 +213,23 @@ def test_memory_that_another_tensor_uses_is_left_as_it_is():
     before = tensor.data_ptr()
     fill([tensor])
     assert tensor.data_ptr() == before == view.data_ptr()
+
+
+def test_a_part_of_memory_that_nothing_else_uses_keeps_its_values():
+    content = contents()[1]
+    part = deferred(content)[:, :, 3:9, 4:20].data
+    fill([part])
+    assert torch.equal(part, expected(content)[:, :, 3:9, 4:20])
+
+
+def test_what_is_filled_is_not_painted_before(monkeypatch):
+    painting = _before(torch.Tensor.untyped_storage, lambda tensor: tensor.add(0))
+    monkeypatch.setattr(torch.Tensor, "untyped_storage", painting)
+    tensor = deferred(contents()[0])
+    memory = memory_of(tensor)
+    fill([tensor])
+    assert not memory.painted
+    assert same(tensor, expected(contents()[0]))
 
 
 class Deferring(Dataset):

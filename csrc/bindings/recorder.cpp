@@ -76,17 +76,20 @@ PyObject* torch_function(PyObject* mode, PyObject* const* given, Py_ssize_t coun
     return nullptr;
   }
   PyObject* named = count == 4 ? given[3] : nullptr;
-  switch (look_at_all(given[0], given[2], named)) {
-    case Found::error: return nullptr;
-    case Found::nothing: return PyObject_Call(given[0], given[2], named == Py_None ? nullptr : named);
-    case Found::something: break;
+  const Found found = look_at_all(given[0], given[2], named);
+  if (found == Found::error) return nullptr;
+  if (found == Found::something) {
+    PyObject* result =
+        PyObject_CallMethod(mode, "record", "OOOO", given[0], given[1], given[2], named == nullptr ? Py_None : named);
+    if (result != Py_NotImplemented) return result;
+    Py_DECREF(result);
   }
-  return PyObject_CallMethod(mode, "record", "OOOO", given[0], given[1], given[2], named == nullptr ? Py_None : named);
+  return PyObject_Call(given[0], given[2], named == Py_None ? nullptr : named);
 }
 
 PyMethodDef definition = {"__torch_function__",
                           reinterpret_cast<PyCFunction>(reinterpret_cast<void (*)()>(torch_function)), METH_FASTCALL,
-                          "Calls a function, by record() if a deferred tensor may be among its arguments."};
+                          "Calls a function, after record() if a deferred tensor may be among its arguments."};
 
 nb::object bound_to(nb::handle mode, const nb::frozenset& passed, const nb::frozenset& watched,
                     const nb::frozenset& plain, nb::handle tensor, nb::handle data_ptr) {

@@ -84,9 +84,13 @@ class Recorder(TorchFunctionMode):
         _set_modes([mode for mode in modes if mode is not self])
 
     def record(self, func: Any, types: Any, args: tuple[Any, ...], kwargs: dict[str, Any] | None) -> Any:
-        """Record or make a call that may have deferred tensors. Takes what ``__torch_function__`` does."""
+        """Record or prepare a call that may have deferred tensors. Takes what ``__torch_function__`` does.
+
+        Returns:
+            Its result; ``NotImplemented`` if it is to be made, which is left to the caller: traces name its line.
+        """
         kwargs = kwargs or {}
-        func = _as_called(func)
+        called, func = func, _as_called(func)
         if func in _RESIZES or "out" in kwargs:
             for tensor in _tensors((args[:1], kwargs.get("out")), 0):
                 deferred_memory.leave_by(tensor)
@@ -97,7 +101,7 @@ class Recorder(TorchFunctionMode):
                 if result is not _UNKNOWN:
                     return result
             self._paint(func, args, kwargs)
-        return func(*args, **kwargs)  # one line, which a trace names
+        return NotImplemented if func is called else func(*args, **kwargs)
 
     def _paint(self, func: Any, args: Any, kwargs: dict[str, Any]) -> None:
         """Paint all deferred tensors among a call's arguments, and note the line of the user's code."""

@@ -109,9 +109,9 @@ def guard_pages(decoder: Sequence[str] = ()) -> bool: ...
 # Whether faults of this thread would be handled now.
 def guard_is_ours() -> bool: ...
 
-# The __torch_function__ of a mode, bound to it: the function itself, but mode.record(function, types, arguments, named),
-# unless that is NotImplemented, if a deferred tensor may be among the arguments, or the function is `watched` or one
-# of Python's.
+# The __torch_function__ of a mode, bound to it: the function itself, but mode.record(function, types, arguments,
+# named), unless that is NotImplemented, if a deferred tensor may be among the arguments, or the function is `watched`
+# or one of Python's.
 def torch_function(
     mode: Any, passed: frozenset[Any], watched: frozenset[Any], plain: frozenset[Any], tensor: type, data_ptr: Any
 ) -> Any: ...

@@ -198,7 +198,7 @@ class OwnSamples(Dataset[Any]):
 
 
 class OwnImages(Dataset[Any]):
-    """Opens a file per sample, takes a black image where it cannot be read, and gives a dict."""
+    """Opens a file per sample, or takes a black image, and gives a dict."""
 
     def __init__(self, samples: Sequence[tuple[str, int]], transform: Callable[[Any], Any]) -> None:
         self.samples = samples
@@ -217,7 +217,7 @@ class OwnImages(Dataset[Any]):
 
 
 class ThroughArray:
-    """Reads every pixel of an image as an array, and goes on with an image of that."""
+    """Reads every pixel of an image as an array, and makes an image again."""
 
     def __call__(self, image: Any) -> Any:
         return Image.fromarray(np.asarray(image))

@@ -282,7 +282,7 @@ def cluster(record: dict[str, Any]) -> str:
 
 
 def own(record: dict[str, Any]) -> str:
-    """Programs with a dataset of their own: their Python alone, the loaders, training; what was not measured."""
+    """Programs with a dataset of their own: their Python alone, the loaders, training."""
     threads = str(record["parameters"]["threads"])
     alone = record.get("python", {}).get("processes", {})
     said = []

@@ -99,8 +99,8 @@ class FastLoader(LoaderConfig[T_co]):
             decodes, too; of progressive files threads decode the entropy code. ``"cpu"``: on threads only. ``"gpu"``:
             on the GPU whatever it can; raises if it can decode none.
         deferred: Whether tensors that worker processes make of images stay without pixels until the batch is sent:
-            what the program does to them is noted, and done for all at once. Whoever looks at such a tensor sees its
-            values all the same (:mod:`fastload.deferred`).
+            what the program does to them is noted, and done for all at once. Such a tensor has its values when it is
+            looked at (:mod:`fastload.deferred`).
         exact: ``False`` also runs natively what has the same bits only at torch's pace: torchvision's ``GaussianBlur``,
             at most 1 of 256 levels off. The plan names it.
 

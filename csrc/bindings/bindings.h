@@ -28,7 +28,6 @@ void bind_index(nanobind::module_& m);
 void bind_kernels(nanobind::module_& m);
 void bind_lists(nanobind::module_& m);
 void bind_pool(nanobind::module_& m);
-void bind_recorder(nanobind::module_& m);
 void bind_staging(nanobind::module_& m);
 void bind_stamp(nanobind::module_& m);
 void bind_tagged(nanobind::module_& m);

@@ -1,4 +1,4 @@
-// Images on the calling thread.
+// Images on the calling thread, and the index that decoding uses.
 #include <array>
 #include <cstdint>
 #include <memory>
@@ -12,6 +12,7 @@
 #include <nanobind/stl/vector.h>
 
 #include "bindings/pool.h"
+#include "index/jpeg_index.h"
 
 namespace nb = nanobind;
 using namespace nb::literals;
@@ -90,6 +91,17 @@ void bind_decode(nb::module_& m) {
   m.def("scan_end", &scan_end, "data"_a, "max_pixels"_a = 0);
   m.def("decode", &decode_one, "data"_a, "out"_a.noconvert(), "geometry"_a, nb::kw_only(), "filter"_a = "bilinear",
         "pass_rule"_a = "horizontal_first", "max_pixels"_a = 0, "fast"_a = false, "index"_a = nb::none());
+}
+
+void bind_index(nb::module_& m) {
+  nb::class_<JpegIndex>(m, "JpegIndex")
+      .def(nb::new_([](std::size_t max_bytes, bool whole) { return std::make_shared<JpegIndex>(max_bytes, whole); }),
+           "max_bytes"_a, "whole"_a = false)
+      .def_prop_ro("max_bytes", &JpegIndex::most_bytes)
+      .def("totals", [](const JpegIndex& self) {
+        const JpegIndex::Totals totals = self.totals();
+        return nb::make_tuple(totals.bytes, totals.files, totals.found, totals.missed, totals.evicted);
+      });
 }
 
 }  // namespace fastload

@@ -86,6 +86,5 @@ NB_MODULE(_core, m) {
   fastload::bind_staging(m);
   fastload::bind_stamp(m);
   fastload::bind_pool(m);
-  fastload::bind_recorder(m);
   fastload::bind_tagged(m);
 }

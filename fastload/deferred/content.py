@@ -1,4 +1,4 @@
-"""Describe what a tensor of images is to hold: pending images, the values of their levels, boxes of constants."""
+"""Describe what a tensor is to hold: pending images, values of levels, boxes of constants."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ class Fill:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Content:
-    """What a whole tensor holds, in its own memory: images of one size, one behind the other.
+    """What a whole tensor holds: images of one size, one behind the other.
 
     Attributes:
         images: Their pixels.
@@ -71,7 +71,7 @@ class Content:
 
     @property
     def staged_bytes(self) -> int:
-        """About how many bytes of a slot it takes to be painted by a GPU: each file twice, weights and steps."""
+        """About how many bytes of a slot it takes for a GPU."""
         files = {id(image.file.data): len(image.file.data) * (2 - image.file.is_decoded) for image in self.images}
         return sum(files.values()) + STAGED_BYTES * len(self.images)
 
@@ -94,7 +94,7 @@ class Content:
         return made
 
     def paint(self, out: NDArray[np.uint8]) -> None:
-        """Write all values to memory. Images that the core does not take are made by Pillow.
+        """Write all values to memory. Pillow makes images that the core does not take.
 
         Args:
             out: ``(nbytes,)``; must be writable, aligned to the values' size.

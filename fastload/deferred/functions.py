@@ -1,4 +1,4 @@
-"""Replace torchvision's functions that make tensors of Pillow's images, so that tensors of pending images are deferred.
+"""Replace torchvision's functions that make tensors of images, so that these are deferred.
 
 What a function does to the levels is learnt from an image that has all of them.
 """
@@ -21,7 +21,7 @@ from fastload import _core
 from fastload.deferred import memory
 from fastload.deferred.content import Content, take_painted_s
 from fastload.deferred.geometry import SIDE_MIN, strides_of
-from fastload.deferred.recorder import Recorder, described, is_collating, is_plain_context, shared_table
+from fastload.deferred.recorder import CallRecorder, described, is_collating, is_plain_context, shared_table
 from fastload.lazy import functions as lazy_functions
 from fastload.lazy.images import levels_of, pending_of
 
@@ -74,7 +74,7 @@ class Deferral:
     """
 
     def __init__(self) -> None:
-        self.recorder = Recorder()
+        self.recorder = CallRecorder()
         self.deferred = 0
         self._thread = self._told = 0
         self.take_painted_s = take_painted_s
@@ -104,7 +104,7 @@ class Deferral:
         self.recorder.__enter__()
 
     def take_counts(self) -> tuple[int, int, str]:
-        """Return how many images were deferred and looked at since the last call, and the line that looked most."""
+        """Return images deferred and looks since the last call, and the usual line."""
         painted_by = self.recorder.painted_by
         looks = painted_by.total() - self._told
         place = described(painted_by.most_common(1)[0][0]) if looks else ""
@@ -210,7 +210,7 @@ def _guarding(original: Any) -> Any:
 
 
 def _table_of(function: Any) -> tuple[torch.Tensor, bool, bool] | None:
-    """Learn the value that a function gives each level, and whether channels are outermost and memory resizable."""
+    """Learn each level's value by a function, its layout, and whether it is resizable."""
     with torch._C.DisableTorchFunction():
         made = function(Image.fromarray(LEVELS))
         size = (3, SIDE_MIN, 256)

@@ -1,4 +1,4 @@
-"""Which images of a deferred tensor's memory a tensor is a view of, and what these hold.
+"""Which of a deferred memory's images a tensor is a view of.
 
 A view needs no record: torch makes it of the same memory, whose content is known.
 """
@@ -36,7 +36,7 @@ def strides_of(shape: Sequence[int], *, planar: bool) -> tuple[int, ...]:
 def placed(
     tensor: torch.Tensor, content: Content, side_min: int = SIDE_MIN
 ) -> tuple[range, tuple[int, int, int, int]] | None:
-    """Find the images and the box ``(top, left, height, width)`` that a tensor is a view of.
+    """Find images and a box, ``(top, left, height, width)``, that a tensor views.
 
     Args:
         tensor: Shares the content's memory.
@@ -69,7 +69,7 @@ def placed(
 
 
 def part_of(content: Content, images: range, box: tuple[int, int, int, int]) -> Content | None:
-    """Return what a part of the images holds, without gaps; ``None`` if it cannot be said."""
+    """Return what a part of the images holds; ``None`` if it cannot be said."""
     rows, columns = content.image_size
     top, left, height, width = box
     if box == (0, 0, rows, columns):

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from fastload.deferred.content import Content
 
 _data_ptr = torch._C.TensorBase.data_ptr  # not as the user sees it, who gets a pointer to painted memory
-_untyped_storage = torch._C.TensorBase.untyped_storage
+_storage_of = torch._C.TensorBase.untyped_storage
 _DECODER = str(Path(__file__).with_name("decode_by_pillow.py"))
 
 
@@ -62,7 +62,7 @@ def tensor_of(content: Content, shape: Sequence[int], stride: Sequence[int], *, 
 
 
 def memory_of(tensor: torch.Tensor) -> _core.DeferredMemory | None:
-    """The memory that a tensor, or what it is a view of, has, unless it is painted or no deferred one."""
+    """The deferred memory that a tensor is in, unless it is painted."""
     memory = any_memory_of(tensor)
     return None if memory is None or memory.painted else memory
 
@@ -73,7 +73,7 @@ def any_memory_of(tensor: torch.Tensor) -> _core.DeferredMemory | None:
         with torch._C.DisableTorchFunctionSubclass():
             if type(tensor) is not torch.Tensor and not is_plain(tensor):
                 return None
-            return _core.deferred_memory_at(_untyped_storage(tensor).data_ptr())
+            return _core.deferred_memory_at(_storage_of(tensor).data_ptr())
     except (RuntimeError, NotImplementedError):  # a tensor without memory of its own
         return None
 
@@ -88,7 +88,7 @@ def is_deferred(tensor: torch.Tensor) -> bool:
 
 
 def part_of_memory(tensor: torch.Tensor) -> tuple[_core.DeferredMemory, Content, bool] | None:
-    """Find the unpainted memory that a tensor is a view of, what the tensor holds, and whether that is all of it.
+    """Find a tensor's unpainted memory, what the tensor holds, and whether that is all.
 
     Returns:
         ``None`` if it is in other memory, or a view that is no part of images.
@@ -103,7 +103,7 @@ def part_of_memory(tensor: torch.Tensor) -> tuple[_core.DeferredMemory, Content,
 
 
 def content_of(tensor: torch.Tensor) -> Content | None:
-    """Return what a tensor is to hold, without gaps; ``None`` for tensors in other memory, and once it is painted."""
+    """Return what a tensor is to hold; ``None`` in other or painted memory."""
     with torch._C.DisableTorchFunction():  # a recorder would paint it
         found = part_of_memory(tensor)
         if found is None and tensor.dim() >= 3 and tensor.size(-1) == 3:  # channels may come last
@@ -132,7 +132,7 @@ def note_view(tensor: torch.Tensor) -> None:
 
 
 def leave(memory: _core.DeferredMemory) -> torch.UntypedStorage | None:
-    """Move the tensors of a memory to memory of torch's own, which can be resized, with the same values.
+    """Move a memory's tensors to torch's own, which can be resized.
 
     Returns:
         That memory; ``None`` if torch's own tensors could not be resized either.
@@ -143,10 +143,10 @@ def leave(memory: _core.DeferredMemory) -> torch.UntypedStorage | None:
     storage = torch.UntypedStorage(memory.program.nbytes)  # type: ignore[no-untyped-call]
     with torch._C.DisableTorchFunction():
         tensors = [each for reference in memory.tensors if (each := reference()) is not None]
-        for number, each in enumerate(each for each in tensors if _untyped_storage(each).data_ptr() == memory.address):
+        for number, each in enumerate(each for each in tensors if _storage_of(each).data_ptr() == memory.address):
             with torch.inference_mode(each.is_inference()):  # what is assigned must be alike
                 if not number:
-                    _bytes_of(storage).copy_(_bytes_of(_untyped_storage(each)))
+                    _bytes_of(storage).copy_(_bytes_of(_storage_of(each)))
                 where = each.storage_offset(), each.size(), each.stride()
                 each.data = torch.empty(0, dtype=each.dtype).set_(storage, *where)
     memory.tensors.clear()
@@ -172,7 +172,7 @@ def _bytes_of(storage: torch.UntypedStorage) -> torch.Tensor:
 
 
 def paint(memory: _core.DeferredMemory) -> None:
-    """Paint a memory now. Images that the core does not take are made by Pillow, whose errors are raised."""
+    """Paint a memory now, what the core does not take by Pillow."""
     statuses = memory.paint()
     if any(statuses):
         images = memory.content.images

@@ -1,9 +1,9 @@
 """Record what the user's code does to deferred tensors, in place of doing it.
 
-A :class:`Recorder` is on while a worker makes a batch. It knows functions that only change the values of levels, move
-whole pixels or put a constant into a box; their results are deferred, too. Of any other function that gets a deferred
-tensor, it has the tensor painted before the call. What does not come by here, such as a thread's or another library's
-access to the memory, is painted by the memory itself.
+A :class:`CallRecorder` is on while a worker makes a batch. It knows functions that only change the values of levels,
+move whole pixels or put a constant into a box; their results are deferred, too. Of any other function that gets a
+deferred tensor, it has the tensor painted before the call. What does not come by here, such as a thread's or another
+library's access to the memory, is painted by the memory itself.
 
 Functions of single values are not known one by one: they are called with the table of the 256 levels in place of the
 image. Each kind of call is compared with torch's own result when it first comes.
@@ -37,7 +37,7 @@ from fastload.deferred.geometry import flipped, placed, strides_of
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
 
-    Handler = Callable[["Recorder", Any, tuple[Any, ...], dict[str, Any]], Any]
+    Handler = Callable[["CallRecorder", Any, tuple[Any, ...], dict[str, Any]], Any]
 
 COMPARED: Final = 2
 """The first calls of each kind in a process, whose results torch computes as well."""
@@ -53,7 +53,7 @@ _UNKNOWN: Final = object()
 """What a handler returns where a call cannot be recorded."""
 
 
-class Recorder(TorchFunctionMode):
+class CallRecorder(TorchFunctionMode):
     """Records calls of this thread while it is entered.
 
     Attributes:
@@ -71,8 +71,8 @@ class Recorder(TorchFunctionMode):
         known = _PASSED, _RESIZES, _PLAIN, torch.Tensor, torch._C.TensorBase.data_ptr
         self.__torch_function__ = _core.torch_function(self, *known)  # type: ignore[method-assign]
 
-    def __enter__(self) -> Recorder:
-        """Begin below the modes that the user has left on, whose ends take off the uppermost one."""
+    def __enter__(self) -> CallRecorder:
+        """Begin below the user's modes, whose ends take off the uppermost one."""
         modes = _get_current_function_mode_stack()  # type: ignore[no-untyped-call]
         at = int(bool(modes) and isinstance(modes[0], DeviceContext))  # which stays the lowest
         _set_modes([*modes[:at], self, *modes[at:]])
@@ -104,7 +104,7 @@ class Recorder(TorchFunctionMode):
         return NotImplemented if func is called else func(*args, **kwargs)
 
     def _paint(self, func: Any, args: Any, kwargs: dict[str, Any]) -> None:
-        """Paint all deferred tensors among a call's arguments, and note the line of the user's code."""
+        """Paint a call's deferred tensors, and note the line of the user's code."""
         found = [
             memory for each in _tensors((args, kwargs), 0) if (memory := deferred_memory.memory_of(each)) is not None
         ]
@@ -154,7 +154,7 @@ def _set_modes(modes: list[TorchFunctionMode]) -> None:
 
 
 def _as_called(func: Any) -> Any:
-    """The function that was called. Where the user has replaced a method, torch hands over the user's in its place."""
+    """The function that was called, not the user's that torch names in its place."""
     if type(func) is not FunctionType:
         return func
     name = func.__name__
@@ -164,7 +164,7 @@ def _as_called(func: Any) -> Any:
 
 
 def is_plain_context(function_modes: int = 0) -> bool:
-    """Whether a call of torch's here means what it usually does, and nobody else watches it.
+    """Whether a call of torch's means what it usually does, and is not watched.
 
     Args:
         function_modes: How many function modes are to be on.
@@ -251,7 +251,9 @@ def _deferred(content: Content, dims: int, kind: type) -> Any:
     return tensor if kind is torch.Tensor else tensor.as_subclass(kind)
 
 
-def _result(recorder: Recorder, key: Any, content: Content, dims: int, kind: type, by_torch: Callable[[], Any]) -> Any:
+def _result(
+    recorder: CallRecorder, key: Any, content: Content, dims: int, kind: type, by_torch: Callable[[], Any]
+) -> Any:
     made = _deferred(content, dims, kind)
     if made is _UNKNOWN or not recorder.checked(key, content, made, by_torch):
         return _UNKNOWN
@@ -279,7 +281,7 @@ _SIMPLE: Final = frozenset([int, bool, type(None), torch.dtype, str, torch.devic
 
 
 def _constant(value: Any) -> Any:
-    """What tells an argument from others with one value for each channel, or for all; ``None`` if it is another."""
+    """What tells a constant argument, of one value a channel, from others; else ``None``."""
     kind = type(value)
     if kind in _SIMPLE:
         return kind, value
@@ -293,7 +295,7 @@ def _constant(value: Any) -> Any:
 
 
 def _call_of(func: Any, tensor: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """What tells a call of a function of single values from others; ``None`` if it is no such call."""
+    """What tells a call with constants from others; ``None`` if it has others."""
     key = [_IMAGE if each is tensor else _constant(each) for each in args]
     key += [_IMAGE if each is tensor else _constant(each) for each in kwargs.values()]
     if None in key:
@@ -311,7 +313,7 @@ def _on_values(tensor: Any, levels: torch.Tensor) -> Any:
     return shaped if type(tensor) is torch.Tensor else shaped.as_subclass(type(tensor))
 
 
-def _pointwise(recorder: Recorder, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+def _pointwise(recorder: CallRecorder, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """A function of single values: call it with the table in place of the image."""
     arguments = (*args, *kwargs.values())
     images = [each for each in arguments if type(each) in _IMAGES and deferred_memory.memory_of(each) is not None]
@@ -384,7 +386,7 @@ class _UncertainError(Exception):
 def _changed_fills(
     content: Content, run: Callable[[torch.Tensor], Any], func: Any, args: Any, kwargs: dict[str, Any]
 ) -> tuple[Fill, ...]:
-    """Return the fills of a content that a function of single values has changed, which ``run`` does to levels."""
+    """Return a content's fills after a function, which ``run`` does to levels."""
     fills = []
     for each in content.fills:
         values = run(each.values[:, None])
@@ -402,7 +404,7 @@ def _by_torch(func: Any, args: Any, kwargs: Any, tensor: Any, content: Content) 
     )
 
 
-def _in_place(recorder: Recorder, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+def _in_place(recorder: CallRecorder, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """A function that changes single values of its first argument."""
     tensor = args[0]
     found = _part(tensor)
@@ -445,7 +447,7 @@ def _may_change(tensor: torch.Tensor) -> bool:
     return not tensor.is_inference() or torch.is_inference_mode_enabled()
 
 
-def _clone(recorder: Recorder, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+def _clone(recorder: CallRecorder, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     if len(args) != 1 or kwargs or (found := _part(args[0])) is None:
         return _UNKNOWN
     tensor, content = args[0], found[1]
@@ -454,7 +456,7 @@ def _clone(recorder: Recorder, func: Any, args: tuple[Any, ...], kwargs: dict[st
     return _result(recorder, key, content, tensor.dim(), kind, lambda: _by_torch(func, args, kwargs, tensor, content))
 
 
-def _contiguous(recorder: Recorder, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+def _contiguous(recorder: CallRecorder, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     if len(args) != 1 or kwargs or (found := _part(args[0])) is None:
         return _UNKNOWN
     tensor, content = args[0], found[1]
@@ -466,7 +468,7 @@ def _contiguous(recorder: Recorder, func: Any, args: tuple[Any, ...], kwargs: di
     return _result(recorder, key, made, tensor.dim(), kind, lambda: _by_torch(func, args, kwargs, tensor, content))
 
 
-def _flip(recorder: Recorder, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+def _flip(recorder: CallRecorder, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     if not args or (found := _part(args[0])) is None:
         return _UNKNOWN
     tensor, content = args[0], found[1]
@@ -483,7 +485,7 @@ def _flip(recorder: Recorder, func: Any, args: tuple[Any, ...], kwargs: dict[str
     return _result(recorder, key, made, tensor.dim(), kind, lambda: _by_torch(func, args, kwargs, tensor, content))
 
 
-def _stack(recorder: Recorder, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+def _stack(recorder: CallRecorder, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """Stack images to a batch."""
     tensors = args[0] if args else kwargs.get("tensors")
     dim = args[1] if len(args) > 1 else kwargs.get("dim", 0)
@@ -542,7 +544,7 @@ def _are_alike(contents: list[Content]) -> bool:
 _BASIC: Final = (int, slice, type(Ellipsis), type(None))
 
 
-def _set(recorder: Recorder, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+def _set(recorder: CallRecorder, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """Put a constant into a box."""
     tensor, index, value = args
     found = _part(tensor)
@@ -583,7 +585,7 @@ def _set(recorder: Recorder, func: Any, args: tuple[Any, ...], kwargs: dict[str,
     return None
 
 
-def _view(recorder: Recorder, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+def _view(recorder: CallRecorder, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     made = func(*args, **kwargs)
     for tensor in made if isinstance(made, tuple) else (made,):
         if isinstance(tensor, torch.Tensor):
@@ -600,12 +602,12 @@ def is_collating(depth: int) -> bool:
     return sys._getframe(depth + 1).f_code is _COLLATES
 
 
-def _collating(recorder: Recorder, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+def _collating(recorder: CallRecorder, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """Give the first sample's shared memory to no one: the stack is deferred, too."""
     return torch.empty(0, dtype=args[0].dtype) if is_collating(2) else _UNKNOWN
 
 
-def _as_it_is(recorder: Recorder, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+def _as_it_is(recorder: CallRecorder, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """A view, or a look that reads no pixels, if the arguments say so."""
     if func is _T.__getitem__:
         places = args[1] if isinstance(args[1], tuple) else (args[1],)

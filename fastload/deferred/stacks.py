@@ -78,7 +78,7 @@ def _is_image(sample: Any) -> bool:
 
 
 def _planar_in_stack(sample: torch.Tensor, content: Content) -> bool | None:
-    """Whether channels are outermost in an image of a contiguous stack; ``None`` if that is no image."""
+    """Whether channels are outermost in a contiguous stack; ``None`` if it has no images."""
     if sample.is_contiguous():
         return content.planar
     height, width = content.image_size

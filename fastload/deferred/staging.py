@@ -1,4 +1,4 @@
-"""Write what a batch's deferred tensors are to hold into a slot, for a GPU to paint; and paint what it cannot."""
+"""Write deferred tensors' contents into a slot, for a GPU; and paint what it cannot."""
 
 from __future__ import annotations
 
@@ -101,7 +101,7 @@ class Stager:
 
 
 def _programs(images: Sequence[Pending]) -> tuple[list[bytes], dict[int, tuple[int, int]], bytes]:
-    """Return files, each once, where they are behind each other, by their ids, and the pickled programs of images."""
+    """Return files, each once, their places by ids, and the images' pickled programs."""
     places: dict[int, tuple[int, int]] = {}
     files = []
     end = 0
@@ -116,7 +116,7 @@ def _programs(images: Sequence[Pending]) -> tuple[list[bytes], dict[int, tuple[i
 
 
 def paint_images(memory: torch.Tensor, batch: StagedBatch, places: list[int]) -> list[NDArray[np.uint8]]:
-    """Make images' levels, (H, W, 3) each, of what :meth:`Stager.write` has written; by Pillow what the core cannot.
+    """Make images' levels, (H, W, 3) each, of what :meth:`Stager.write` has written.
 
     Args:
         memory: What it was written to.

@@ -85,7 +85,7 @@ class Arrival:
             self.data = self.small = self.lease = None
 
     def settle(self, transfer: Transfer, number: int) -> None:
-        """Make sure that what the device decodes is right. Blocks while it does, and while the host paints the rest."""
+        """Make sure that what the device decodes is right. Blocks meanwhile."""
         if self.files is None or self.copied is None:
             return
         try:
@@ -320,7 +320,7 @@ class CopyScheduler:
             arrival.failed = True  # the consumer retries in its own thread, where the error is raised
 
     def _claim(self, *, waits: bool) -> Any:
-        """Return a batch to copy, its number and a lock that is held; ``None`` after the last.
+        """Return a batch to copy, its number, a held lock; ``None`` after the last.
 
         Sleeps until there is one, or returns ``_NOTHING``.
         """

@@ -11,7 +11,7 @@ from __future__ import annotations
 import functools
 import inspect
 import sys
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
 import numpy as np
 import torch
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from fastload.lazy.functions import Change
+    Change: TypeAlias = Callable[[Any, str, dict[str, Any]], Image.Image | None]
 
 TRIED_MAX: Final = 16
 """Sizes that are tried, each of which takes torch's time twice. Images of others are blurred by torch."""
@@ -66,7 +66,7 @@ def _blur(original: Any, parts: Any, of_tensor: str, change: Change) -> Any:
         given = {**dict(zip(names, arguments, strict=False)), **rest}
         if len(arguments) + len(rest) == 3 and given.keys() == set(names):
             image, kernel_size, sigma = (given[name] for name in names)
-            fields = _fields(image, kernel_size, sigma, parts, of_tensor, tried)
+            fields = _step_fields(image, kernel_size, sigma, parts, of_tensor, tried)
         if fields is not None:
             blurred = None if _flushes() else change(image, "convolve", fields)
             blurred = REFERENCES["convolve"](image, **fields) if blurred is None else blurred
@@ -75,10 +75,10 @@ def _blur(original: Any, parts: Any, of_tensor: str, change: Change) -> Any:
     return gaussian_blur
 
 
-def _fields(
+def _step_fields(
     image: Any, kernel_size: Any, sigma: Any, parts: Any, of_tensor: str, tried: dict[Any, bool]
 ) -> dict[str, Any] | None:
-    """Return the fields of a step that does what torch would; ``None`` if that is not known."""
+    """Return the fields of torch's step; ``None`` if they are not known."""
     if not isinstance(image, Image.Image) or image.mode != "RGB" or not _is_plain(kernel_size, sigma):
         return None
     (width, height), (columns, rows) = kernel_size, image.size

@@ -1,4 +1,4 @@
-"""Replace functions that change colours or blur in worker processes, so that they add a step.
+"""Replace functions that change colours or blur, so that they add a step.
 
 What is not pending, and arguments that are not plain numbers, go to the original function.
 """

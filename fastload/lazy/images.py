@@ -185,7 +185,7 @@ def pending_of(image: Any, side_min: int) -> Pending | None:
 
 
 def levels_of(image: Any, bytes_min: int, side_min: int) -> Pending | None:
-    """A copy of the pixels that an image has; ``None`` if it is not RGB, smaller, or they are pending.
+    """Copy an image's pixels; ``None`` if it is small, not RGB, or pending.
 
     Args:
         image: The image.

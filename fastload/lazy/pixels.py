@@ -112,7 +112,7 @@ class File:
 
 
 class Levels(File):
-    """The pixels of an image that are made, in place of a file. Takes no steps."""
+    """An image's pixels that are made, in place of a file's. Takes no steps."""
 
     is_decoded = True
     is_trusted = True

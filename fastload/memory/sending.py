@@ -58,7 +58,7 @@ FILE_BYTES: Final = 1 << 20
 _FEW: Final = 16
 _DEPTH_MAX: Final = 3
 
-_untyped_storage = torch._C.TensorBase.untyped_storage  # torch.Tensor's may fill the tensor before
+_storage_of_tensor = torch._C.TensorBase.untyped_storage  # torch.Tensor's may fill the tensor before
 
 _arriving = threading.local()  # the memory files of the batch that this thread unpickles
 
@@ -153,26 +153,26 @@ def stack_one_by_one(
 
 
 def fill(data: Any) -> Filled:
-    """Fill a batch's unfilled tensors, at any depth of lists, tuples and dicts, in other memory than theirs.
+    """Fill a batch's unfilled tensors, at any depth, in other memory than theirs.
 
-    Those whose memory something else uses, too, are left to whoever reads them, and views of a part of it.
+    Those whose memory something else uses, too, are left to those who read them, and views of a part of it.
     """
     filled = Filled()
     if unfilled.are_known():
         with torch._C.DisableTorchFunction():
-            _fill(data, filled, set())
+            _fill_in(data, filled, set())
     return filled
 
 
-def _fill(value: Any, filled: Filled, seen: set[int]) -> None:
+def _fill_in(value: Any, filled: Filled, seen: set[int]) -> None:
     if (held := _held(value)) is not None:
         if id(value) in seen or (len(held) > _FEW and not _may_hold_tensors(held[0])):
             return
         seen.add(id(value))
         for inner in held:
-            _fill(inner, filled, seen)
+            _fill_in(inner, filled, seen)
     elif is_packable(value) and (content := unfilled.content_of(value)) is not None and _has_own_storage(value):
-        if content.nbytes != _untyped_storage(value).nbytes():
+        if content.nbytes != _storage_of_tensor(value).nbytes():
             return
         filled.add([content])
         size, stride = value.size(), value.stride()
@@ -417,7 +417,7 @@ def _held(value: Any) -> list[Any] | None:
 
 
 def _has_own_storage(tensor: torch.Tensor) -> bool:
-    storage = _untyped_storage(tensor)
+    storage = _storage_of_tensor(tensor)
     return _uses(storage) <= _USES and not storage.is_shared() and storage.nbytes() > 0
 
 

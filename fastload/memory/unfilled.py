@@ -1,4 +1,4 @@
-"""Tensors of a worker whose memory is filled when they are sent: what packing and sending know of them."""
+"""What packing and sending know of tensors whose memory is filled when sent."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ class SlotStager(Protocol):
     """Stages one batch's unfilled tensors in a slot, for a GPU to make."""
 
     def take(self, content: Any, size: Sequence[int], stride: Sequence[int]) -> Leaf | None:
-        """Return what takes a tensor's place in the batch; ``None`` if a GPU does not make it."""
+        """Return what takes a tensor's place; ``None`` if no GPU makes it."""
         ...
 
     def write(self, memory: torch.Tensor) -> tuple[Any, int] | None:
@@ -85,7 +85,7 @@ class Unfilleds(Protocol):
 
 @dataclass
 class Filled:
-    """Bytes of unfilled tensors that were filled, and what a slot would need for a GPU to make them."""
+    """Bytes of tensors that were filled, and what a slot would need."""
 
     nbytes: int = 0
     staged_bytes: int = 0

@@ -377,7 +377,7 @@ class DecodePipeline:
         return data
 
     def _issue_next(self, batch: Batch) -> None:
-        """Issue the next batch while the GPU decodes one that the consumer waits for: the GPU goes on then.
+        """Issue the next batch while the GPU decodes one that is waited for.
 
         For some milliseconds, which decoding takes by itself, this looks whether the consumer waits by now, and the
         threads are done with the next batch. A batch of a GPU that is busy with other work is not held back longer.

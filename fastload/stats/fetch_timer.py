@@ -144,7 +144,7 @@ class WorkerCounters:
             return 0.0
 
     def note_deferred(self, images: int, looked_at: int, place: str) -> None:
-        """Record images that were deferred, and calls for which their pixels were made, most of them at a place."""
+        """Record images that were deferred, looks at their pixels, and where most were."""
         self._shared.add(self._worker, _DEFERRED, images)
         if looked_at:
             self._shared.add(self._worker, _LOOKED_AT, looked_at)

@@ -43,7 +43,7 @@ class Meter:
     __slots__ = (
         *("shared", "on_device", "_source", "_waiting", "worker_counters", "counts", "batches", "images", "asked"),
         *("steps_s", "waits_s", "ready_sum", "before_s", "fetch_s", "collate_s", "rest_s", "_batch_size", "got_at"),
-        *("_step_s", "taken", "received", "ended", "before_close", "_base"),
+        *("_step_s", "taken", "received", "ended", "before_close", "_begin_base"),
     )
 
     def __init__(
@@ -71,14 +71,14 @@ class Meter:
         self.received = 0  # torch's number of the next batch of its workers
         self.ended = False
         self.before_close: Callable[[], None] | None = None
-        self._base = 0.0
+        self._begin_base = 0.0
 
     def begin_epoch(self) -> None:
         """Treat the next batch as the first of an epoch."""
         self.got_at = 0.0
         self.taken = self.received = 0
         self.ended = False
-        self._base = self.shared.total("batches") if self.shared is not None else 0.0
+        self._begin_base = self.shared.total("batches") if self.shared is not None else 0.0
 
     def ask(self) -> float:
         """Record that the consumer asks for a batch. Returns the time, for :meth:`got`."""
@@ -94,7 +94,7 @@ class Meter:
         """Number of finished batches that the consumer has not taken."""
         if self.shared is None or self.worker_counters is not None:  # which makes each when it is asked for
             return 0.0 if self._waiting is None else float(self._waiting())
-        return max(0.0, self.shared.total("batches") - self._base - self.taken)
+        return max(0.0, self.shared.total("batches") - self._begin_base - self.taken)
 
     def got(
         self, asked: float, batch: int | None, stages_after: Iterable[tuple[str, float]] = (), images: int = 0
@@ -158,7 +158,7 @@ class Meter:
         return totals
 
     def places(self) -> Places:
-        """Where the workers mostly waited and computed, by their stack samples, and looked at deferred pixels."""
+        """Where the workers mostly waited, computed, and looked at deferred pixels."""
         if self.shared is None:
             return (), (), ()
         lines = [[self.shared.read(worker, line) for worker in range(self.shared.workers)] for line in (0, 1, 2)]

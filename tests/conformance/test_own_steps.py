@@ -1,4 +1,4 @@
-"""Images that steps of the user's own have made give torch's batches, whoever makes their tensors."""
+"""Images that own steps have made give torch's batches."""
 
 from __future__ import annotations
 

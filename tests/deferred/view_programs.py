@@ -1,4 +1,4 @@
-"""Programs that return views, share memory between names, and calculate what torch computes in several ways."""
+"""Programs that return views, share memory, and compute what torch does in several ways."""
 
 from __future__ import annotations
 

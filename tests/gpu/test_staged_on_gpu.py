@@ -1,4 +1,4 @@
-"""A GPU makes of what workers stage of deferred tensors what the workers would have painted."""
+"""A GPU makes of staged tensors what the workers would have painted."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from torch.utils.data import Dataset, default_collate, get_worker_info
 from fastload import FastLoader
 from fastload.deferred import stacks
 from fastload.deferred.content import Content
-from fastload.device.decode.files import Decoder, KernelRun
+from fastload.device.decode.files import Decoder, DecodeRun
 from fastload.loader_state import state_of
 
 if TYPE_CHECKING:
@@ -138,9 +138,9 @@ def test_early_breaks() -> None:
 
 def test_what_kernels_refuse_is_painted_on_the_host(monkeypatch: pytest.MonkeyPatch) -> None:
     """As if an image of each batch had turned out bad."""
-    wait, spoilt = KernelRun.wait, []
+    wait, spoilt = DecodeRun.wait, []
 
-    def refused(self: KernelRun) -> bool:
+    def refused(self: DecodeRun) -> bool:
         was = wait(self)
         if was:
             self.bad[len(self.bad) // 2] = 1
@@ -148,7 +148,7 @@ def test_what_kernels_refuse_is_painted_on_the_host(monkeypatch: pytest.MonkeyPa
             spoilt.append(self)
         return was
 
-    monkeypatch.setattr(KernelRun, "wait", refused)
+    monkeypatch.setattr(DecodeRun, "wait", refused)
     with checked(Deferring()):
         assert len(spoilt) > 8
 

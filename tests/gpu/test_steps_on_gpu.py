@@ -109,7 +109,7 @@ def test_same_bits_as_on_threads(folder: Path, recipe: str) -> None:
 
 @pytest.mark.parametrize("taps", [(1, 1), (9, 9), (23, 23), (5, 51)])
 def test_convolutions_have_the_bits_of_torchvision(taps: tuple[int, int]) -> None:
-    """By the kernels that torchvision computes, between other steps. One of 51 by 5 is taken at this size, too."""
+    """By the kernels that torchvision computes, between other steps."""
     files = [io.BytesIO() for _ in range(FILES)]
     for number, file in enumerate(files):
         noise(150, 200, number).save(file, "JPEG", **BASELINE[number % len(BASELINE)])

@@ -1,4 +1,4 @@
-"""Test ``python -m benchmarks own``: its three parts at tiny size, and what keeps one from being measured."""
+"""Test ``python -m benchmarks own``: its three parts at tiny size."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Batches of deferred tensors leave a worker with torch's values, and no tensor is read for that."""
+"""Batches of deferred tensors leave a worker with torch's values, unread."""
 
 from __future__ import annotations
 

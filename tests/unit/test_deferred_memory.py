@@ -1,4 +1,4 @@
-"""Memory of deferred tensors: whatever touches it finds the values, and other faults go where they went."""
+"""Memory of deferred tensors has its values when it is touched."""
 
 from __future__ import annotations
 
@@ -218,7 +218,7 @@ os.write(1, struct.pack("=II", 90, 120) + bytes(90 * 120 * 3))
 
 @pytest.fixture
 def slow(tmp_path):
-    """A decoder that waits: ``started`` returns when one has begun, and ``go`` lets all of them end."""
+    """A decoder that waits: ``started`` waits for one, ``go`` lets all end."""
     pipe, held = tmp_path / "pipe", tmp_path / "held"
     os.mkfifo(pipe)
     held.touch()

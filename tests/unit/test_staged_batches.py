@@ -1,4 +1,4 @@
-"""What a worker stages of deferred tensors becomes, on a device, what the worker would have painted."""
+"""A device makes of staged tensors what the worker would have painted."""
 
 from __future__ import annotations
 
@@ -99,7 +99,7 @@ def runs(kernels, monkeypatch):
             was, self._is_unknown = self._is_unknown, False
             return was
 
-    monkeypatch.setattr(received, "KernelRun", Run)
+    monkeypatch.setattr(received, "DecodeRun", Run)
     return Run
 
 
@@ -187,7 +187,7 @@ def test_samples_are_staged_as_they_are_stacked():
 @pytest.mark.parametrize("most_bytes", [1, deferred_staging.SCRATCH_MAX_BYTES])
 @pytest.mark.usefixtures("runs")
 def test_views_of_files_are_staged_once_and_single_images_are_no_views(most_bytes, monkeypatch):
-    """Also if each file is decoded by itself. The data of a whole file is the larger part of what is staged."""
+    """Also if each file is decoded by itself."""
     monkeypatch.setattr(deferred_staging, "SCRATCH_MAX_BYTES", most_bytes)
     large = batch_of(seed=0, fills=False)
     others = [batch_of(seed=seed, side=24) for seed in (1, 2)]

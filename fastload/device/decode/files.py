@@ -284,7 +284,7 @@ class Decoder:
 
 @dataclass(frozen=True, slots=True)
 class StagedLayout:
-    """Where in staged memory the kernels find what of a batch: as :class:`_core.Staging` says once it is finished.
+    """Where kernels find what in staged memory, as a finished :class:`_core.Staging` says.
 
     Attributes:
         has: Of each image, whether it is staged.
@@ -307,7 +307,7 @@ class StagedLayout:
         return cls(staging.has(), staging.used, staging.search, staging.codes, chunks)
 
 
-class KernelRun:
+class DecodeRun:
     """Runs the kernels for the files of one batch.
 
     Args:
@@ -338,7 +338,7 @@ class KernelRun:
         return float(self._began.elapsed_time(self._decoded)) * 1e-3
 
     def start(self, layout: StagedLayout, pixels: torch.Tensor, timing: Timing | None, *, learns: bool) -> None:
-        """Launch them on the current stream, in the batch's turn. All images are bad if that is not possible.
+        """Launch them on the current stream, in turn; if impossible, all images are bad.
 
         Args:
             layout: Of the memory.
@@ -459,7 +459,7 @@ class StagedFiles:
         images = self._samples * len(self._parts)
         room = _aligned(images * _core.Staging.bytes_per_image + self._samples * bytes_per_sample)
         memory = allocate(room + 4 * images)
-        self._run = KernelRun(decoder, memory[:room], memory[room:].view(torch.int32))
+        self._run = DecodeRun(decoder, memory[:room], memory[room:].view(torch.int32))
         self.staging = _core.Staging(memory[:room], images, len(self._parts), new_file, most_samples, to_learn)
         self._layout: StagedLayout | None = None
 
@@ -503,7 +503,7 @@ class StagedFiles:
 
     @property
     def decode_s(self) -> float:
-        """See :class:`KernelRun`."""
+        """See :class:`DecodeRun`."""
         return self._run.decode_s
 
     def to(self, device: torch.device, *, non_blocking: bool = True, timing: Timing | None = None) -> torch.Tensor:

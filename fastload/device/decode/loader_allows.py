@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 def not_on_gpu_because(loader: LoaderConfig[object], recipe: Recipe | None, device: torch.device) -> str | None:
-    """Why the decode threads, or workers, decode every image; None if the GPU can decode some.
+    """Why threads or workers decode every image; None if the GPU can decode some.
 
     Args:
         loader: Its options count.

@@ -19,7 +19,7 @@ import torch
 
 from fastload._batch import Leaf
 from fastload._machine import usable_cpus
-from fastload.device.decode.files import KernelRun, StagedLayout
+from fastload.device.decode.files import DecodeRun, StagedLayout
 from fastload.device.erasing import Erased, Noise
 from fastload.device.normalize import LAYOUTS, TABLE_DTYPES, CopiedImages, NormalizeTable, TableImages
 from fastload.nvtx.stages import stage
@@ -47,7 +47,7 @@ Box: TypeAlias = tuple[int, tuple[int, int, int, int], bytes]
 
 @dataclass(frozen=True, slots=True)
 class StagedBatch:
-    """What a worker has written to a slot of a batch's deferred tensors. Bytes are the slot's.
+    """What a worker has written to a slot. Bytes are the slot's.
 
     An image's place is its number among all of the tensors' images.
 
@@ -101,7 +101,7 @@ class StagedTensor(Leaf):
 
 
 def is_paintable(values: torch.Tensor, size: tuple[int, int]) -> bool:
-    """Whether a device makes images of a size, (height, width), from levels with the same bits and strides."""
+    """Whether a device makes images of a size, (height, width), with the same bits."""
     if size == (1, 1):  # strides do not tell the layout
         return False
     return values.dtype in TABLE_DTYPES or (values.dtype == torch.uint8 and bool((values == _LEVELS).all()))
@@ -156,7 +156,7 @@ class ReceivedFiles:
         for (images, height, width), first in zip(batch.sizes, self.first, strict=True):
             self._where += [(first + image * 3 * height * width, 3 * height * width) for image in range(images)]
         self._levels = {place: memory[at : at + self._where[place][1]] for place, at in batch.painted.items()}
-        self._run: KernelRun | None = None
+        self._run: DecodeRun | None = None
         self._pixels: torch.Tensor | None = None  # on the device, until all tensors are made
 
     def leaf(self, tensor: StagedTensor, memory_format: torch.memory_format | None) -> ReceivedImages:
@@ -180,7 +180,7 @@ class ReceivedFiles:
         return painted + (self._batch.layout.used if self._on_device else 0)
 
     def view(self, number: int, timing: Timing | None) -> torch.Tensor:
-        """Return a tensor's pixels on the device, ``(N, H, W, 3)``; the first call makes all of them.
+        """Return a tensor's pixels on the device, ``(N, H, W, 3)``; made at once.
 
         Works on the current stream, and does not block.
         """
@@ -199,7 +199,7 @@ class ReceivedFiles:
             if self._run is None:
                 begin = self._batch.begin
                 bad = decoder.pinned(4 * self.images).view(torch.int32)
-                self._run = KernelRun(decoder, self._memory[begin : begin + layout.used], bad)
+                self._run = DecodeRun(decoder, self._memory[begin : begin + layout.used], bad)
             with decoder.turn:
                 self._run.start(layout, pixels, timing, learns=False)
         self._copy_levels(pixels)  # also over what the kernels made of bad files

@@ -77,7 +77,6 @@ class Deferral:
         self.recorder = CallRecorder()
         self.deferred = 0
         self._thread = self._told = 0
-        self.take_painted_s = take_painted_s
         self._tables: dict[Any, tuple[torch.Tensor, bool, bool] | None] = {}
 
     def install(self) -> None:
@@ -100,8 +99,11 @@ class Deferral:
     def __enter__(self) -> None:
         """Defer tensors until the batch is made."""
         self._thread = threading.get_ident()
+        memory.begin_batch()
         take_painted_s()  # what was painted before, maybe in the process that this one was forked from
         self.recorder.__enter__()
+
+    take_painted_s = staticmethod(take_painted_s)
 
     def take_counts(self) -> tuple[int, int, str]:
         """Return images deferred and looks since the last call, and the usual line."""

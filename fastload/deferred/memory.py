@@ -23,6 +23,9 @@ if TYPE_CHECKING:
 
 _data_ptr = torch._C.TensorBase.data_ptr  # not as the user sees it, who gets a pointer to painted memory
 _storage_of = torch._C.TensorBase.untyped_storage
+VIEWS_MAX = 64
+"""Noted views of a memory, from which on those that are gone are dropped."""
+
 _DECODER = str(Path(__file__).with_name("decode_by_pillow.py"))
 
 
@@ -58,6 +61,7 @@ def tensor_of(content: Content, shape: Sequence[int], stride: Sequence[int], *, 
     made: torch.Tensor = torch.utils.dlpack.from_dlpack(memory.array(shape, stride, dtype))
     memory.tensors = [weakref.ref(made)]
     memory.resizable = resizable
+    memory.batch = 0  # that it was sent in
     return made
 
 
@@ -102,6 +106,27 @@ def part_of_memory(tensor: torch.Tensor) -> tuple[_core.DeferredMemory, Content,
     return None if part is None else (memory, part, part is content)
 
 
+_batch = 0  # number of this process's batch
+
+
+def begin_batch() -> None:
+    """Note that a worker begins a batch."""
+    global _batch
+    _batch += 1
+
+
+def content_to_send(tensor: torch.Tensor) -> Content | None:
+    """As :func:`content_of`; but a tensor that an earlier batch had, too, is painted for good: it is kept."""
+    with torch._C.DisableTorchFunction():  # a recorder would paint it
+        if (memory := memory_of(tensor)) is None:
+            return None
+        if memory.batch not in (0, _batch):
+            paint(memory)
+            return None
+        memory.batch = _batch
+    return content_of(tensor)
+
+
 def content_of(tensor: torch.Tensor) -> Content | None:
     """Return what a tensor is to hold; ``None`` in other or painted memory."""
     with torch._C.DisableTorchFunction():  # a recorder would paint it
@@ -128,6 +153,8 @@ def change(memory: _core.DeferredMemory, content: Content) -> bool:
 def note_view(tensor: torch.Tensor) -> None:
     """Remember that a tensor shares unpainted memory, if it does."""
     if (memory := memory_of(tensor)) is not None:
+        if len(memory.tensors) >= VIEWS_MAX:  # of one that is kept, and viewed again and again
+            memory.tensors = [each for each in memory.tensors if each() is not None]
         memory.tensors.append(weakref.ref(tensor))
 
 

@@ -462,7 +462,7 @@ def _contiguous(recorder: CallRecorder, func: Any, args: tuple[Any, ...], kwargs
     tensor, content = args[0], found[1]
     if tensor.is_contiguous():
         return _view(recorder, func, args, kwargs)
-    made = replace(content, planar=True) if not content.planar else replace(content)
+    made = replace(content, planar=True)
     key = func, tensor.dim(), content.planar, content.table.dtype
     kind = _type_of_result(func, tensor, content, *args[1:], **kwargs)
     return _result(recorder, key, made, tensor.dim(), kind, lambda: _by_torch(func, args, kwargs, tensor, content))

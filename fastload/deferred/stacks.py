@@ -9,7 +9,7 @@ import torch
 
 from fastload._compare import same_bits
 from fastload.deferred.content import joined
-from fastload.deferred.memory import content_of as _content_of
+from fastload.deferred.memory import content_to_send
 from fastload.deferred.staging import Stager
 from fastload.memory import unfilled
 from fastload.memory.packing import is_packable
@@ -33,7 +33,7 @@ class DeferredTensors:
 
     def content_of(self, tensor: torch.Tensor) -> Content | None:
         """See :class:`fastload.memory.unfilled.Unfilleds`."""
-        return _content_of(tensor)
+        return content_to_send(tensor)
 
     def stager(self) -> Stager:
         """See :class:`fastload.memory.unfilled.Unfilleds`."""
@@ -41,7 +41,7 @@ class DeferredTensors:
 
     def parts_of(self, samples: Sequence[Any]) -> Parts | None:
         """See :class:`fastload.memory.unfilled.Unfilleds`."""
-        contents = [_content_of(sample) if isinstance(sample, torch.Tensor) else None for sample in samples]
+        contents = [content_to_send(sample) if isinstance(sample, torch.Tensor) else None for sample in samples]
         if not any(contents):
             return None
         kind = samples[0].size(), samples[0].dtype

@@ -41,7 +41,9 @@ class Stager:
         strides = ((3 * height * width,) if is_batch else ()) + one
         if tuple(size) != expected or tuple(stride) != strides or not is_paintable(content.table, (height, width)):
             return None
-        values = self._values.setdefault(id(content.table), value_bytes(content.table))
+        key = id(content.table)  # kept by the content
+        if (values := self._values.get(key)) is None:
+            values = self._values[key] = value_bytes(content.table)
         fills = tuple((each.image, each.box, value_bytes(each.values)) for each in content.fills)
         self._contents.append(content)
         return StagedTensor(len(self._contents) - 1, values, content.table.dtype, content.planar, is_batch, fills)

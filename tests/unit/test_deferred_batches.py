@@ -21,7 +21,7 @@ from fastload import FastLoader
 from fastload.deferred import stacks
 from fastload.deferred.content import Content
 from fastload.deferred.functions import _before
-from fastload.deferred.memory import content_of, memory_of
+from fastload.deferred.memory import VIEWS_MAX, any_memory_of, begin_batch, content_of, memory_of, note_view
 from fastload.memory import packing, sending, unfilled
 from fastload.memory.packing import Packer, collate_into, unpack
 from fastload.memory.sending import FileStacker, Sent, fill
@@ -268,3 +268,21 @@ def test_batches_of_workers_are_filled(dtype):
         (batch,) = loader
         assert same(batch[0], whole)
         assert same(batch[1][0], whole[0])
+
+
+def test_a_tensor_that_is_kept_is_made_once():
+    """A dataset that keeps its tensors has each decoded when it is sent a second time, and never again."""
+    made = contents()
+    kept = [deferred(content, single=True) for content in made]
+    theirs = torch.stack([expected(content)[0] for content in made])
+    for is_painted in (False, True):
+        begin_batch()
+        assert same(in_file(kept), theirs)
+        assert [memory_of(sample) is None for sample in kept] == [is_painted] * len(kept)
+
+
+def test_views_that_are_gone_are_forgotten():
+    sample = deferred(contents()[0], single=True)
+    for _ in range(3 * VIEWS_MAX):
+        note_view(sample[1:])
+    assert len(any_memory_of(sample).tensors) <= VIEWS_MAX

@@ -174,7 +174,6 @@ def is_plain_context(function_modes: int = 0) -> bool:
         and not torch._C._len_torch_dispatch_stack()
         and torch._C._get_tracing_state() is None
         and torch._C._functorch.peek_interpreter_stack() is None
-        and not torch.is_autocast_enabled("cpu")
     )
 
 

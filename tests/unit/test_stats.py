@@ -16,6 +16,7 @@ from torchvision.datasets import ImageFolder
 
 from fastload import FastLoader
 from fastload.bench.photos import PhotoSet, write_photos
+from fastload.deferred import content
 from fastload.device.normalize import NormalizeTable, TableImages
 from fastload.device.timing import _PENDING_MAX, ALL_OF_FIRST, PER_SECOND, DeviceClock
 from fastload.device.transfer import DeviceBatch, Transfer, _raw_stream_of
@@ -167,6 +168,15 @@ def test_torchs_iterators_are_counted(workers, persistent):
     assert 0 < stats.images_per_s < 2 * max(1, workers) / 0.002  # some batches were made before the clock started
     assert 0 < stats.loader_images_per_s < 1.01 * max(1, workers) / 0.002
     assert stats.consumer_images_per_s > stats.images_per_s
+
+
+def test_pixels_made_before_a_fork_are_no_workers_time(monkeypatch):
+    monkeypatch.setattr(content, "_painted_s", 100.0)
+    with FastLoader(Slow(16, 0.002), batch_size=8, num_workers=1, device="cpu") as loader:
+        assert sum(1 for _ in loader) == 2
+        stages = loader.stats().stages
+    assert 0 < stages["collate"].total_s < 100
+    assert stages["fetch"].total_s < 100
 
 
 @pytest.mark.parametrize("persistent", [False, True])

@@ -57,7 +57,7 @@ def tensor_of(content: Content, shape: Sequence[int], stride: Sequence[int], *, 
     dtype = str(content.table.dtype).removeprefix("torch.")
     made: torch.Tensor = torch.utils.dlpack.from_dlpack(memory.array(shape, stride, dtype))
     memory.tensors = [weakref.ref(made)]
-    memory.resizable = resizable
+    memory.resizable, memory.is_shared = resizable, False
     return made
 
 

@@ -21,7 +21,7 @@ from fastload import _core
 from fastload.deferred import memory
 from fastload.deferred.content import Content, take_painted_s
 from fastload.deferred.geometry import SIDE_MIN, strides_of
-from fastload.deferred.recorder import CallRecorder, described, is_collating, is_plain_context, shared_table
+from fastload.deferred.recorder import CallRecorder, described, is_plain_context, shared_table, storage_to_stack_into
 from fastload.lazy import functions as lazy_functions
 from fastload.lazy.images import levels_of, pending_of
 
@@ -90,9 +90,10 @@ class Deferral:
         for holder, function in _POINTERS:
             lazy_functions.replace(holder, function, _before(getattr(holder, function), _paint))
         lazy_functions.replace(torch.utils, "swap_tensors", _before(torch.utils.swap_tensors, memory.forget))
-        lazy_functions.replace(torch.Tensor, "_typed_storage", _typed_storage(torch.Tensor._typed_storage))
+        lazy_functions.replace(torch.Tensor, "_typed_storage", _typed_storage(torch.Tensor._typed_storage, self._is_on))
         lazy_functions.replace(torch.UntypedStorage, "resize_", _resize_storage(torch.UntypedStorage.resize_))
         lazy_functions.replace(torch.UntypedStorage, "resizable", _is_resizable(torch.UntypedStorage.resizable))
+        lazy_functions.replace(torch.UntypedStorage, "is_shared", _is_shared(torch.UntypedStorage.is_shared))
         for holder, function in _HANDLERS:
             lazy_functions.replace(holder, function, _guarding(getattr(holder, function)))
 
@@ -117,6 +118,9 @@ class Deferral:
         self._thread = 0
         self.recorder.__exit__(*error)
 
+    def _is_on(self) -> bool:
+        return self._thread == threading.get_ident() and is_plain_context(1)
+
     def _in_place_of(self, original: Any) -> Any:
         @functools.wraps(original)
         def function(*arguments: Any, **rest: Any) -> Any:
@@ -126,7 +130,7 @@ class Deferral:
         return function
 
     def _made(self, original: Any, image: Any) -> torch.Tensor | None:
-        if self._thread != threading.get_ident() or self.recorder.is_off or not is_plain_context(1):
+        if self.recorder.is_off or not self._is_on():
             return None
         if not _core.guard_is_ours() and not memory.guard_pages():
             return None
@@ -169,14 +173,11 @@ def _paint(tensor: torch.Tensor) -> None:
         memory.paint(found)
 
 
-def _typed_storage(original: Any) -> Any:
+def _typed_storage(original: Any, here: Callable[[], bool]) -> Any:
     @functools.wraps(original)
     def typed_storage(tensor: torch.Tensor) -> Any:
-        if is_collating(1):  # which asks for nothing but the storage's kind
-            with torch._C.DisableTorchFunction():
-                if memory.is_deferred(tensor):
-                    return original(torch.empty(0, dtype=tensor.dtype))
-        return original(tensor)
+        storage = storage_to_stack_into() if here() else None
+        return original(tensor) if storage is None else storage
 
     return typed_storage
 
@@ -198,6 +199,15 @@ def _is_resizable(original: Any) -> Any:
         return original(storage) if found is None else found.resizable
 
     return resizable
+
+
+def _is_shared(original: Any) -> Any:
+    @functools.wraps(original)
+    def is_shared(storage: torch.UntypedStorage) -> Any:
+        found = _core.deferred_memory_at(storage.data_ptr())
+        return original(storage) if found is None else found.is_shared
+
+    return is_shared
 
 
 def _guarding(original: Any) -> Any:

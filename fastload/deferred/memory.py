@@ -60,7 +60,7 @@ def tensor_of(content: Content, shape: Sequence[int], stride: Sequence[int], *, 
     dtype = str(content.table.dtype).removeprefix("torch.")
     made: torch.Tensor = torch.utils.dlpack.from_dlpack(memory.array(shape, stride, dtype))
     memory.tensors = [weakref.ref(made)]
-    memory.resizable = resizable
+    memory.resizable, memory.is_shared = resizable, False
     memory.batch = 0  # that it was sent in
     return made
 
@@ -116,7 +116,7 @@ def begin_batch() -> None:
 
 
 def content_to_send(tensor: torch.Tensor) -> Content | None:
-    """As :func:`content_of`; but a tensor that an earlier batch had, too, is painted for good: it is kept."""
+    """As :func:`content_of`, but paint what an earlier batch had, too: it is kept."""
     with torch._C.DisableTorchFunction():  # a recorder would paint it
         if (memory := memory_of(tensor)) is None:
             return None

@@ -35,7 +35,7 @@ from fastload.deferred.content import Content, Fill, joined
 from fastload.deferred.geometry import flipped, placed, strides_of
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator
+    from collections.abc import Callable, Iterable, Iterator, Sequence
 
     Handler = Callable[["CallRecorder", Any, tuple[Any, ...], dict[str, Any]], Any]
 
@@ -92,7 +92,7 @@ class CallRecorder(TorchFunctionMode):
         kwargs = kwargs or {}
         called, func = func, _as_called(func)
         if func in _RESIZES or "out" in kwargs:
-            for tensor in _tensors((args[:1], kwargs.get("out")), 0):
+            for tensor in _tensors((args[:1] if func in _RESIZES else (), kwargs.get("out")), 0):
                 deferred_memory.leave_by(tensor)
         if func not in _PASSED and (_are_deferred(args) or (kwargs and _are_deferred(kwargs.values()))):
             handler = _HANDLERS.get(func)
@@ -488,11 +488,27 @@ def _stack(recorder: CallRecorder, func: Any, args: tuple[Any, ...], kwargs: dic
     """Stack images to a batch."""
     tensors = args[0] if args else kwargs.get("tensors")
     dim = args[1] if len(args) > 1 else kwargs.get("dim", 0)
-    named = set(kwargs) - {"tensors", "dim"}
     if not isinstance(tensors, list | tuple) or len(args) > 2 or dim != 0:
         return _UNKNOWN
-    if named and not (named == {"out"} and is_collating(2)):
+    if not set(kwargs) - {"tensors", "dim"}:
+        return _stacked(recorder, func, tensors)
+    out = kwargs.get("out")
+    if type(out) is not torch.Tensor or getattr(out, "stands_for", None) is not _SharedToBe:
         return _UNKNOWN
+    made = _stacked(recorder, func, tensors)
+    if made is _UNKNOWN:
+        recorder._paint(func, args, kwargs)
+        storage: Any = torch.empty(0, dtype=out.dtype)._typed_storage()  # type: ignore[no-untyped-call]
+        shared = tensors[0].new(storage._new_shared(out.numel())).resize_(out.size())
+        return func(tensors, 0, out=shared)
+    memory = deferred_memory.any_memory_of(made)
+    if memory is not None:
+        memory.is_shared, memory.resizable = True, False
+    torch._C._increment_version([made] * _VERSION_OF_COLLATED)
+    return made
+
+
+def _stacked(recorder: CallRecorder, func: Any, tensors: Sequence[Any]) -> Any:
     contents = []
     for each in tensors:
         found = _part(each)
@@ -595,15 +611,43 @@ def _view(recorder: CallRecorder, func: Any, args: tuple[Any, ...], kwargs: dict
 _COLLATES: Final = collate_tensor_fn.__code__
 """``default_collate`` of tensors. In a worker it asks its first sample for shared memory, to stack all into that."""
 
-
-def is_collating(depth: int) -> bool:
-    """Whether :data:`_COLLATES` is this many calls above the caller."""
-    return sys._getframe(depth + 1).f_code is _COLLATES
+_VERSION_OF_COLLATED: Final = 3
+"""Of the stack then: its memory is set, resized and written."""
 
 
-def _collating(recorder: CallRecorder, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """Give the first sample's shared memory to no one: the stack is deferred, too."""
-    return torch.empty(0, dtype=args[0].dtype) if is_collating(2) else _UNKNOWN
+class _SharedToBe:
+    """Takes the place of a deferred stack's shared memory, which torch would clear."""
+
+    def _new_shared(self, *_arguments: Any, **_rest: Any) -> _SharedToBe:
+        return self
+
+
+def storage_to_stack_into() -> Any:
+    """Return a storage's stand-in, if the caller's caller is :data:`_COLLATES`.
+
+    Returns:
+        ``None`` if it is not, nothing records here, or torch is to make the stack or raise its error.
+    """
+    frame = sys._getframe(2)
+    if frame.f_code is not _COLLATES or not torch._C._is_torch_function_mode_enabled():
+        return None
+    with torch._C.DisableTorchFunction():
+        batch = frame.f_locals["batch"]
+        kind = batch[0].size(), batch[0].dtype
+        alike = all(
+            isinstance(each, torch.Tensor) and (each.size(), each.dtype) == kind and deferred_memory.is_deferred(each)
+            for each in batch
+        )
+    return _SharedToBe() if alike else None
+
+
+def _new(recorder: CallRecorder, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """Make a tensor on shared memory that is not needed."""
+    if len(args) != 2 or type(args[1]) is not _SharedToBe:
+        return _UNKNOWN
+    made = torch.empty(0, dtype=args[0].dtype)
+    made.stands_for = _SharedToBe  # type: ignore[attr-defined]
+    return made
 
 
 def _as_it_is(recorder: CallRecorder, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -707,5 +751,5 @@ _HANDLERS: Final[dict[Any, Handler]] = {
     **dict.fromkeys([_T.__setitem__], _set),
     **dict.fromkeys([*_named(*_VIEWS), _T.data.__get__], _view),
     **dict.fromkeys([_T.__getitem__, _T.requires_grad_], _as_it_is),
-    **dict.fromkeys([_T.new], _collating),
+    **dict.fromkeys([_T.new], _new),
 }

@@ -59,6 +59,7 @@ _FEW: Final = 16
 _DEPTH_MAX: Final = 3
 
 _storage_of_tensor = torch._C.TensorBase.untyped_storage  # torch.Tensor's may fill the tensor before
+_is_shared = torch.UntypedStorage.is_shared  # not as it will be for a tensor that is to be filled
 
 _arriving = threading.local()  # the memory files of the batch that this thread unpickles
 
@@ -418,7 +419,7 @@ def _held(value: Any) -> list[Any] | None:
 
 def _has_own_storage(tensor: torch.Tensor) -> bool:
     storage = _storage_of_tensor(tensor)
-    return _uses(storage) <= _USES and not storage.is_shared() and storage.nbytes() > 0
+    return _uses(storage) <= _USES and not _is_shared(storage) and storage.nbytes() > 0
 
 
 def _uses(storage: torch.UntypedStorage) -> int:

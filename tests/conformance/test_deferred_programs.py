@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from deferred.collates import (
     COLLATES,
     TRANSFORMS,
@@ -29,9 +30,10 @@ from deferred.programs import Program, Runs
 from deferred.random_programs import program
 from deferred.view_programs import view_programs
 from references import kept
-from torch.utils.data import DataLoader
+from torch.utils.data import DataLoader, default_collate
 
 from fastload import FastLoader
+from fastload.deferred import memory
 
 ours = functools.partial(FastLoader, device="cpu")
 
@@ -83,6 +85,17 @@ def test_collate_functions(folder, transforms):
     """The first batches, which workers may compare, have the functions of the last."""
     count = 6 + len(COLLATES) * transforms
     compare_epochs(Photos(folder, 4 * count), collate_fn=collate_in_turn)
+
+
+def are_deferred(samples: list[Any]) -> tuple[bool, bool]:
+    batch = default_collate(samples)
+    with torch._C.DisableTorchFunction():
+        return memory.is_deferred(batch["image"]), memory.is_deferred(batch["view"])
+
+
+def test_a_batch_of_torchs_collation_in_a_users_function_is_deferred(folder):
+    with ours(Photos(folder, 24), batch_size=4, num_workers=1, collate_fn=are_deferred) as loader:
+        assert list(loader)[-3] == (True, True)
 
 
 KINDS = [KeepsLast, LeavesModesOn, Caches, ReusesOneTensor, WholeBatches, ChangesTheImage, States, Stream]

@@ -271,7 +271,7 @@ def test_batches_of_workers_are_filled(dtype):
 
 
 def test_a_tensor_that_is_kept_is_made_once():
-    """A dataset that keeps its tensors has each decoded when it is sent a second time, and never again."""
+    """When a dataset sends it a second time it is painted for good."""
     made = contents()
     kept = [deferred(content, single=True) for content in made]
     theirs = torch.stack([expected(content)[0] for content in made])

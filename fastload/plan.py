@@ -132,7 +132,7 @@ def make_plan(loader: LoaderConfig[Any], route: Route, stats: Stats) -> Plan:
     of_dataset = _UNCHANGED if around is None else "decode threads of this process make no batches: "
     notes = [*(f"{of_dataset}{reason}" for reason in route.reasons), *_old_index(loader.dataset)]
     if is_lazy and loader.deferred:
-        notes.append(_deferred(route, stats))
+        notes.append(_deferred(loader, route, stats))
     if around is not None:
         threads = f"{place}, a decode thread each" if workers else f"{cores_for_loading()} decode threads, in next()"
         fetch = Step("decode", threads, f"{_decodes(loader, around)}, then {_becomes(around)}")
@@ -310,10 +310,10 @@ def _decoded_on_gpu(loader: LoaderConfig[Any], route: Route, stats: Stats) -> st
     return f"{when} {what}{so_far}"
 
 
-def _deferred(route: Route, stats: Stats) -> str:
+def _deferred(loader: LoaderConfig[Any], route: Route, stats: Stats) -> str:
     """How pixels of deferred images are made, and what looked at them before."""
-    by_gpu = route.device.type == "cuda" and route.no_slots is None and route.not_on_gpu is None
-    painter = "the GPU, from slots," if by_gpu else "the workers"
+    why_not = route.no_slots or route.not_on_gpu or state_of(loader).not_decoding_because(route.device)
+    painter = "the GPU, from slots," if route.device.type == "cuda" and why_not is None else "the workers"
     said = f"deferred: {painter} make the pixels when a batch is sent"
     if stats.deferred_images:
         said += (

@@ -90,7 +90,7 @@ class Deferral:
         for holder, function in _POINTERS:
             lazy_functions.replace(holder, function, _before(getattr(holder, function), _paint))
         lazy_functions.replace(torch.utils, "swap_tensors", _before(torch.utils.swap_tensors, memory.forget))
-        lazy_functions.replace(torch.Tensor, "_typed_storage", _typed_storage(torch.Tensor._typed_storage, self._is_on))
+        lazy_functions.replace(torch.Tensor, "_typed_storage", _storage_of(torch.Tensor._typed_storage, self._is_on))
         lazy_functions.replace(torch.UntypedStorage, "resize_", _resize_storage(torch.UntypedStorage.resize_))
         lazy_functions.replace(torch.UntypedStorage, "resizable", _is_resizable(torch.UntypedStorage.resizable))
         lazy_functions.replace(torch.UntypedStorage, "is_shared", _is_shared(torch.UntypedStorage.is_shared))
@@ -173,7 +173,7 @@ def _paint(tensor: torch.Tensor) -> None:
         memory.paint(found)
 
 
-def _typed_storage(original: Any, here: Callable[[], bool]) -> Any:
+def _storage_of(original: Any, here: Callable[[], bool]) -> Any:
     @functools.wraps(original)
     def typed_storage(tensor: torch.Tensor) -> Any:
         storage = storage_to_stack_into() if here() else None

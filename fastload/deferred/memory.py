@@ -78,7 +78,7 @@ def any_memory_of(tensor: torch.Tensor) -> _core.DeferredMemory | None:
             if type(tensor) is not torch.Tensor and not is_plain(tensor):
                 return None
             return _core.deferred_memory_at(_storage_of(tensor).data_ptr())
-    except (RuntimeError, NotImplementedError):  # a tensor without memory of its own
+    except RuntimeError:  # a tensor without memory of its own
         return None
 
 
@@ -86,7 +86,7 @@ def is_deferred(tensor: torch.Tensor) -> bool:
     """Whether a tensor's first element is in memory that is not painted. Quicker than :func:`memory_of`."""
     try:
         memory = _core.deferred_memory_at(_data_ptr(tensor))
-    except (RuntimeError, NotImplementedError):
+    except RuntimeError:
         return False
     return memory is not None and not memory.painted
 

@@ -17,7 +17,7 @@ import sys
 import warnings
 from collections import Counter
 from dataclasses import replace
-from types import FunctionType
+from types import FunctionType, SimpleNamespace
 from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
@@ -618,8 +618,9 @@ _VERSION_OF_COLLATED: Final = 3
 class _SharedToBe:
     """Takes the place of a deferred stack's shared memory, which torch would clear."""
 
-    def _new_shared(self, *_arguments: Any, **_rest: Any) -> _SharedToBe:
-        return self
+
+_STAND_IN: Final = SimpleNamespace(_new_shared=lambda *_arguments, **_rest: _SharedToBe())
+"""For the storage of a stack's first sample: torch asks it for shared memory."""
 
 
 def storage_to_stack_into() -> Any:
@@ -638,10 +639,10 @@ def storage_to_stack_into() -> Any:
             isinstance(each, torch.Tensor) and (each.size(), each.dtype) == kind and deferred_memory.is_deferred(each)
             for each in batch
         )
-    return _SharedToBe() if alike else None
+    return _STAND_IN if alike else None
 
 
-def _new(recorder: CallRecorder, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+def _make_shared(recorder: CallRecorder, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """Make a tensor on shared memory that is not needed."""
     if len(args) != 2 or type(args[1]) is not _SharedToBe:
         return _UNKNOWN
@@ -751,5 +752,5 @@ _HANDLERS: Final[dict[Any, Handler]] = {
     **dict.fromkeys([_T.__setitem__], _set),
     **dict.fromkeys([*_named(*_VIEWS), _T.data.__get__], _view),
     **dict.fromkeys([_T.__getitem__, _T.requires_grad_], _as_it_is),
-    **dict.fromkeys([_T.new], _new),
+    **dict.fromkeys([_T.new], _make_shared),
 }

@@ -226,7 +226,7 @@ def launcher(device: torch.device) -> Callable[..., None]:
     """
     core = _core_module()
     # torch's guard gives a thread no context if the device is already the thread's default one.
-    if getattr(_thread, "device", None) != device.index:
+    if getattr(_thread, "device", None) != device.index or torch._C._cuda_getDevice() != device.index:
         core.Device(device.index).set_current()
         _thread.device = device.index
     stream = _stream(torch._C._cuda_getCurrentRawStream(device.index))

@@ -25,7 +25,7 @@ SLOTS_MAX: Final = 1024  # so that all tokens fit into one pipe
 _TOKEN: Final = struct.Struct("=QqQqQq")  # arena number, its descriptor and inode, slot index, bytes per slot, home
 TOKEN_BYTES: Final = _TOKEN.size
 _OWNERS: Final = SLOTS_MAX  # the owners' process ids (int32) follow the states (uint8) in the header
-_PAINTS: Final = SLOTS_MAX * 5  # and a flag them
+_PAINTS: Final = SLOTS_MAX * 5  # a flag, behind the owners
 _HEADER_BYTES: Final = -(-(_PAINTS + 1) // PAGE) * PAGE
 _MADV_POPULATE_WRITE: Final = 23
 _libc: Final = ctypes.CDLL(None, use_errno=True)

@@ -38,17 +38,28 @@ def test_one_thread_at_a_time_imports_cuda_core(monkeypatch: pytest.MonkeyPatch)
 
 def test_a_thread_makes_a_device_current_when_it_changes(monkeypatch: pytest.MonkeyPatch) -> None:
     made: list[int] = []
-    core = SimpleNamespace(Device=lambda index: SimpleNamespace(set_current=lambda: made.append(index)))
-    monkeypatch.setattr(nvrtc, "_core_module", lambda: core)
+    current = threading.local()
+
+    def device_of(index: int) -> SimpleNamespace:
+        def set_current() -> None:
+            made.append(index)
+            current.device = index
+
+        return SimpleNamespace(set_current=set_current)
+
+    monkeypatch.setattr(nvrtc, "_core_module", lambda: SimpleNamespace(Device=device_of))
     monkeypatch.setattr(nvrtc, "_stream", lambda handle: handle)
     monkeypatch.setattr(torch._C, "_cuda_getCurrentRawStream", lambda index: 7, raising=False)
+    monkeypatch.setattr(torch._C, "_cuda_getDevice", lambda: getattr(current, "device", 0), raising=False)
 
     def launch() -> None:
         for index in (0, 0, 1, 1, 0):
             nvrtc.launcher(torch.device("cuda", index))
+        current.device = 1  # by the program
+        nvrtc.launcher(torch.device("cuda", 0))
 
     for _ in range(2):
         thread = threading.Thread(target=launch)
         thread.start()
         thread.join()
-    assert made == [0, 1, 0] * 2
+    assert made == [0, 1, 0, 0] * 2

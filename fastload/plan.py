@@ -313,8 +313,8 @@ def _decoded_on_gpu(loader: LoaderConfig[Any], route: Route, stats: Stats) -> st
 def _deferred(loader: LoaderConfig[Any], route: Route, stats: Stats) -> str:
     """How pixels of deferred images are made, and what looked at them before."""
     why_not = route.no_slots or route.not_on_gpu or state_of(loader).not_decoding_because(route.device)
-    painter = "the GPU, from slots," if route.device.type == "cuda" and why_not is None else "the workers"
-    said = f"deferred: {painter} make the pixels when a batch is sent"
+    painter = "the GPU, from slots, makes" if route.device.type == "cuda" and why_not is None else "the workers make"
+    said = f"deferred: {painter} the pixels when a batch is sent"
     if stats.deferred_images:
         said += (
             f"; so far of {stats.deferred_images:,} images, which the program looked at {stats.looks:,} times before"

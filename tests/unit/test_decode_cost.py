@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -16,6 +17,7 @@ from fastload.device.decode.policy import DecodePolicy
 from fastload.device.timing import DeviceClock
 from fastload.loader_state import state_of
 from fastload.plan import make_plan
+from fastload.route import Route
 from fastload.stats.diagnosis import report
 from fastload.stats.stats import Stats, Totals, make_stats
 from fastload.stats.verdict import LESS_ON_GPU, Bottleneck
@@ -187,6 +189,26 @@ def test_the_plan_says_why_the_gpu_was_given_up(loader: FastLoader[Any]) -> None
     assert note_of(loader, figures(idle_s=0.0)) == f"{told}the GPU had no memory left to decode in"
     decoders[torch.device("cuda", 0)] = "the kernels cannot be compiled: ImportError: no NVRTC"
     assert note_of(loader, figures(idle_s=0.0)) == f"{told}the kernels cannot be compiled: ImportError: no NVRTC"
+
+
+def test_the_plan_says_who_makes_the_pixels_of_deferred_images(loader: FastLoader[Any]) -> None:
+    def says(route: Route, stats: Stats) -> str:
+        (note,) = [note for note in make_plan(loader, route, stats).notes if note.startswith("deferred")]
+        return note
+
+    none = make_stats(Totals())
+    route = replace(route_of(loader), maker="python", recipe=None, is_lazy=True, no_slots=None, not_on_gpu=None)
+    gpu = "deferred: the GPU, from slots, makes the pixels when a batch is sent"
+    workers = "deferred: the workers make the pixels when a batch is sent"
+    assert says(route, none) == gpu
+    assert says(replace(route, no_slots="nothing can be pinned"), none) == workers
+    assert says(replace(route, not_on_gpu="decode='cpu'"), none) == workers
+    assert says(replace(route, device=torch.device("cpu")), none) == workers
+    decoders: dict[Any, Any] = state_of(loader)._decoders
+    decoders[torch.device("cuda", 0)] = "the kernels cannot be compiled: ImportError: no NVRTC"
+    assert says(route, none) == workers
+    looked = make_stats(Totals({"made:deferred": 7000, "made:looked_at": 12}))
+    assert says(route, looked) == f"{workers}; so far of 7,000 images, which the program looked at 12 times before"
 
 
 def test_images_made_by_threads_are_counted(tmp_path: Any) -> None:

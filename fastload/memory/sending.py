@@ -13,6 +13,7 @@ import contextlib
 import errno
 import functools
 import io
+import math
 import mmap
 import os
 import pickle
@@ -32,6 +33,7 @@ from torch.multiprocessing.reductions import reduce_tensor
 from torch.utils.data import default_collate, get_worker_info
 
 from fastload.memory import unfilled
+from fastload.memory.memory_files import memory_file
 from fastload.memory.packing import SMALL_BYTES, bytes_of, collate_into, contiguous_stride, is_packable
 from fastload.memory.unfilled import Filled
 
@@ -136,21 +138,29 @@ def stack_one_by_one(
         RuntimeError: There are no more files.
     """
     try:
-        file = _memory_file()
+        nbytes = math.prod(size) * dtype.itemsize
+        file, memory = memory_file(nbytes)
     except OSError as error:
         raise RuntimeError(*error.args) from error
     try:
-        end = 0
-        for sample in samples:
-            if isinstance(sample, torch.Tensor):
-                _write(file, bytes_of(sample.contiguous()), end)
-            else:
-                sample.write(file, end)
-            end += sample.nbytes
-        storage = _storage_of(file, end)
+        if memory is not None:
+            unfilled.paint(samples, torch.from_numpy(memory))
+        else:
+            _write_all(samples, file)
+        storage = _storage_of(file, nbytes)
     finally:
         os.close(file)
     return _tensor(storage, dtype, 0, size, contiguous_stride(size))
+
+
+def _write_all(samples: Iterable[torch.Tensor | Unfilled], file: int) -> None:
+    end = 0
+    for sample in samples:
+        if isinstance(sample, torch.Tensor):
+            _write(file, bytes_of(sample.contiguous()), end)
+        else:
+            sample.write(file, end)
+        end += sample.nbytes
 
 
 def fill(data: Any) -> Filled:
@@ -223,7 +233,7 @@ class Sent:
             pickler.dump(self.data)
             if not in_files or content.tell() <= CONTENT_BYTES or len(pickler.files) == FILES_MAX:
                 return _receive, (content.getvalue(), *_posted(pickler.files))
-            pickler.files.append(_memory_file())
+            pickler.files.append(memory_file(0).descriptor)
             _write(pickler.files[-1], torch.frombuffer(content.getbuffer(), dtype=torch.uint8), 0)
             return _receive, (None, *_posted(pickler.files))
         finally:
@@ -289,13 +299,13 @@ class _Pickler(ForkingPickler):
             return _small, (content.numpy().tobytes(), *where)
         if len(self.files) == FILES_MAX:
             return NotImplemented
-        self.files.append(_memory_file())
-        _write(self.files[-1], content, 0)
+        file, memory = memory_file(storage.nbytes())
+        self.files.append(file)
+        if memory is None:
+            _write(file, content, 0)
+        else:
+            memory[:] = content.numpy()
         return _mapped, (len(self.files) - 1, storage.nbytes(), *where)
-
-
-def _memory_file() -> int:
-    return os.memfd_create("fastload-batch", os.MFD_CLOEXEC)
 
 
 def _write(file: int, content: torch.Tensor, offset: int) -> None:

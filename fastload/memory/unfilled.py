@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
 import torch
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterable, Sequence
 
     import numpy as np
     from numpy.typing import NDArray
@@ -130,8 +130,8 @@ def stager() -> SlotStager | None:
     return None if _known is None else _known.stager()
 
 
-def paint(parts: Parts, flat: torch.Tensor) -> None:
-    """Fill memory, ``(nbytes,)`` uint8."""
+def paint(parts: Iterable[torch.Tensor | Unfilled], flat: torch.Tensor) -> None:
+    """Fill memory, ``(nbytes,)`` uint8, with parts one behind the other."""
     begin = 0
     for part in parts:
         place = flat[begin : begin + part.nbytes]

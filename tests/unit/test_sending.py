@@ -21,7 +21,7 @@ from torch.multiprocessing import reductions
 from torch.utils.data import DataLoader, Dataset, IterableDataset, default_collate, get_worker_info
 
 from fastload import FastLoader
-from fastload.memory import sending
+from fastload.memory import memory_files, sending
 from fastload.memory.packing import SMALL_BYTES, collate_into
 from fastload.memory.sending import FileStacker, Sent
 
@@ -29,9 +29,11 @@ LARGE = SMALL_BYTES // 4 + 1  # float32 elements
 
 
 @pytest.fixture(autouse=True)
-def no_sharer():
+def no_sharer_and_files():
     yield
     resource_sharer.stop(timeout=5)
+    for files in memory_files.of_processes.values():
+        files.close()
 
 
 def sent(data):

@@ -1,0 +1,201 @@
+"""Memory files that a process sends, used again once no one else has them open or mapped.
+
+The kernel takes as long to find a new file's pages as to copy into them four times over. Whether others still have a
+file is what it looks at before it grants a lease for writing: none is granted while a file is open elsewhere, in any
+process or on its way to one, and a mapping keeps it open. So the receiver says nothing, and may end at any time.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import mmap
+import os
+import signal
+import threading
+from typing import TYPE_CHECKING, Final, NamedTuple
+
+import numpy as np
+from torch.utils.data import get_worker_info
+
+from fastload._machine import usable_memory_bytes
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+NAME: Final = "fastload-batch"
+
+KEPT_MAX: Final = 4
+"""Files that a process keeps: two batches that torch asks for ahead, one in use, one that is made."""
+
+KEPT_SHARE: Final = 1 / 8
+"""Of the memory, at most, for those of all workers."""
+
+REUSED_MIN_BYTES: Final = 1 << 18
+"""Smaller files are made anew each time, as quickly."""
+
+
+class MemoryFile(NamedTuple):
+    """A file that nothing else refers to.
+
+    Attributes:
+        descriptor: To be closed by who has asked for the file.
+        memory: Its bytes, ``(nbytes,)``, with anything in them; ``None`` if it is empty and has to be written.
+    """
+
+    descriptor: int
+    memory: NDArray[np.uint8] | None
+
+
+class _Kept:
+    """A file that is used again.
+
+    Raises:
+        OSError: There are no more files, or no memory.
+    """
+
+    def __init__(self, nbytes: int) -> None:
+        first = _new()
+        try:
+            self.descriptor = _opened_again(first)
+        finally:
+            os.close(first)  # which the kernel does not count
+        try:
+            fcntl.fcntl(self.descriptor, fcntl.F_SETSIG, signal.SIGURG)  # who opens it during a look ends nothing
+            self.resize(nbytes)
+        except BaseException:
+            os.close(self.descriptor)
+            raise
+
+    def resize(self, nbytes: int) -> None:
+        os.posix_fallocate(self.descriptor, 0, nbytes)  # fails where a write to the mapping would end the process
+        mapping = mmap.mmap(self.descriptor, nbytes, flags=mmap.MAP_SHARED | mmap.MAP_POPULATE)
+        self._memory: NDArray[np.uint8] = np.frombuffer(mapping, np.uint8)  # which unmaps it
+
+    @property
+    def nbytes(self) -> int:
+        return self._memory.size
+
+    def opened(self, nbytes: int) -> MemoryFile:
+        return MemoryFile(_opened_again(self.descriptor), self._memory[:nbytes])
+
+    def close(self) -> None:
+        os.close(self.descriptor)
+
+
+class MemoryFiles:
+    """Makes memory files, and uses some again that only this process has.
+
+    Thread-safe; belongs to the process that made it.
+
+    Args:
+        max_bytes: Of files that are kept.
+    """
+
+    def __init__(self, max_bytes: int) -> None:
+        self._max_bytes = max_bytes
+        self._lock = threading.Lock()
+        self._kept: list[_Kept] = []
+        self._tells: bool | None = None  # whether the kernel tells who has a file; unknown at first
+
+    def take(self, nbytes: int) -> MemoryFile:
+        """Return a file for so many bytes.
+
+        Raises:
+            OSError: There are no more files.
+        """
+        if not REUSED_MIN_BYTES <= nbytes <= self._max_bytes:
+            return MemoryFile(_new(), None)
+        with self._lock:
+            if self._tells is None:
+                self._tells = _tells()
+            kept = self._free_or_new(nbytes) if self._tells else None
+            return MemoryFile(_new(), None) if kept is None else kept.opened(nbytes)
+
+    def _free_or_new(self, nbytes: int) -> _Kept | None:
+        free = [kept for kept in self._kept if _is_free(kept.descriptor)]
+        for kept in free[2:]:  # fewer batches are under way than were before
+            self._drop(kept)
+        held = sum(kept.nbytes for kept in self._kept)
+        if free:
+            kept = max(free[:2], key=lambda kept: kept.nbytes)
+            if kept.nbytes < nbytes:
+                if held - kept.nbytes + nbytes > self._max_bytes:
+                    self._drop(kept)
+                    return None
+                kept.resize(nbytes)
+            return kept
+        if len(self._kept) == KEPT_MAX or held + nbytes > self._max_bytes:
+            return None
+        self._kept.append(_Kept(nbytes))
+        return self._kept[-1]
+
+    def _drop(self, kept: _Kept) -> None:
+        self._kept.remove(kept)
+        kept.close()
+
+    def close(self) -> None:
+        """Keep no files."""
+        while self._kept:
+            self._kept.pop().close()
+
+
+def _new() -> int:
+    return os.memfd_create(NAME, os.MFD_CLOEXEC)
+
+
+def _opened_again(file: int) -> int:
+    return os.open(f"/proc/self/fd/{file}", os.O_RDWR | os.O_CLOEXEC)
+
+
+def _is_free(file: int) -> bool:
+    """Whether no one has a file but this descriptor, and the process's forks."""
+    try:
+        fcntl.fcntl(file, fcntl.F_SETLEASE, fcntl.F_WRLCK)
+    except OSError:
+        return False
+    fcntl.fcntl(file, fcntl.F_SETLEASE, fcntl.F_UNLCK)
+    return True
+
+
+def _tells() -> bool:
+    """Whether the kernel grants a lease for a file that no one else has, and only then."""
+    try:
+        first = _new()
+        try:
+            os.ftruncate(first, mmap.PAGESIZE)
+            kept = _opened_again(first)
+        finally:
+            os.close(first)
+        try:
+            told = [_is_free(kept)]
+            other = _opened_again(kept)
+            try:
+                told.append(not _is_free(kept))
+                mapping = mmap.mmap(other, 0)
+            finally:
+                os.close(other)
+            with mapping:  # which has a descriptor of its own
+                told.append(not _is_free(kept))
+            told.append(_is_free(kept))
+        finally:
+            os.close(kept)
+    except OSError:
+        return False
+    return all(told)
+
+
+of_processes: dict[int, MemoryFiles] = {}
+"""This process's, by its id."""
+
+
+def memory_file(nbytes: int) -> MemoryFile:
+    """Return a file of this process, as :meth:`MemoryFiles.take` does."""
+    pid = os.getpid()
+    if (files := of_processes.get(pid)) is None:
+        info = get_worker_info()
+        workers = 1 if info is None else info.num_workers
+        made = MemoryFiles(int(KEPT_SHARE * usable_memory_bytes()) // max(1, workers))
+        files = of_processes.setdefault(pid, made)  # another thread may have been quicker
+        for other in [each for each in of_processes if each != pid]:  # of those whom this process was forked from
+            of_processes.pop(other).close()
+    return files.take(nbytes)

@@ -21,7 +21,14 @@ from fastload import _core
 from fastload.deferred import memory
 from fastload.deferred.content import Content, take_painted_s
 from fastload.deferred.geometry import SIDE_MIN, strides_of
-from fastload.deferred.recorder import CallRecorder, described, is_plain_context, shared_table, storage_to_stack_into
+from fastload.deferred.recorder import (
+    CallRecorder,
+    called_on_levels,
+    described,
+    is_plain_context,
+    shared_table,
+    storage_to_stack_into,
+)
 from fastload.lazy import functions as lazy_functions
 from fastload.lazy.images import levels_of, pending_of
 
@@ -38,6 +45,12 @@ _NAMES: Final = ("to_tensor", "pil_to_tensor")
 
 _METHODS: Final = ("view", "permute", "contiguous", "to", "div")
 """Methods that the functions call, which the user may have replaced."""
+
+_OF_VALUES: Final = ("torchvision.transforms._functional_tensor", "normalize")
+"""A function of single values, which makes several calls for each image."""
+
+_ITS_METHODS: Final = ("clone", "any", "view", "sub_", "div_")
+"""Those that it calls."""
 
 _POINTERS: Final = (
     (torch.Tensor, "numpy"),
@@ -87,6 +100,10 @@ class Deferral:
                 original = getattr(module, function, None)
                 if getattr(original, "__module__", None) == _HOME and getattr(original, "__name__", "") == function:
                     lazy_functions.replace(module, function, self._in_place_of(original))
+        home, function = _OF_VALUES
+        original = getattr(sys.modules.get(home), function, None)
+        if getattr(original, "__module__", None) == home and getattr(original, "__name__", "") == function:
+            lazy_functions.replace(sys.modules[home], function, self.on_levels(original))
         for holder, function in _POINTERS:
             lazy_functions.replace(holder, function, _before(getattr(holder, function), _paint))
         lazy_functions.replace(torch.utils, "swap_tensors", _before(torch.utils.swap_tensors, memory.forget))
@@ -126,6 +143,20 @@ class Deferral:
         def function(*arguments: Any, **rest: Any) -> Any:
             made = self._made(original, arguments[0]) if len(arguments) == 1 and not rest else None
             return original(*arguments, **rest) if made is None else made
+
+        return function
+
+    def on_levels(self, original: Any) -> Any:
+        """Wrap :data:`_OF_VALUES`, so that deferred tensors' levels are given to it."""
+        methods = [getattr(torch.Tensor, name) for name in _ITS_METHODS]
+
+        @functools.wraps(original)
+        def function(tensor: Any, mean: Any, std: Any, inplace: bool = False) -> Any:
+            as_usual = methods == [getattr(torch.Tensor, name) for name in _ITS_METHODS]
+            made = None
+            if inplace is False and as_usual and self._is_on() and not self.recorder.is_off:
+                made = called_on_levels(self.recorder, original, (tensor, mean, std), {})
+            return original(tensor, mean, std, inplace) if made is None else made
 
         return function
 

@@ -260,8 +260,8 @@ def _result(
 
 
 _tables: dict[tuple[torch.dtype, bytes], torch.Tensor] = {}
-_results: dict[Any, tuple[torch.Tensor, torch.Tensor]] = {}
-"""By a call and the id of a table: that table, which so keeps its id, and what the call made of it."""
+_results: dict[Any, tuple[torch.Tensor, torch.Tensor, int]] = {}
+"""By a call and the id of a table: that table, which so keeps its id, what the call made of it, and its version."""
 
 TABLES_MAX: Final = 1000
 
@@ -277,6 +277,7 @@ def shared_table(table: torch.Tensor) -> torch.Tensor:
 
 
 _SIMPLE: Final = frozenset([int, bool, type(None), torch.dtype, str, torch.device])
+_FEW: Final = 3
 
 
 def _constant(value: Any) -> Any:
@@ -286,6 +287,9 @@ def _constant(value: Any) -> Any:
         return kind, value
     if kind is float:
         return value.hex()  # -0.0 is not 0.0
+    if kind in (list, tuple) and len(value) <= _FEW:
+        inner = tuple(map(_constant, value))
+        return None if None in inner else (kind, inner)
     if kind is not torch.Tensor or value.numel() not in (1, 3) or value.requires_grad or not is_plain(value):
         return None
     if value.device.type != "cpu" or (value.numel() == 3 and (value.dim() < 3 or value.shape[-3] != 3)):
@@ -303,7 +307,7 @@ def _call_of(func: Any, tensor: Any, args: tuple[Any, ...], kwargs: dict[str, An
 
 
 _IMAGE: Final = object()
-_NOTHING: Final = (None, None)
+_NOTHING: Final = (None, None, 0)
 
 
 def _on_values(tensor: Any, levels: torch.Tensor) -> Any:
@@ -330,7 +334,7 @@ def _pointwise(recorder: CallRecorder, func: Any, args: tuple[Any, ...], kwargs:
         )
 
     known = call, id(content.table)
-    kind, (_, table) = torch.Tensor, _results.get(known, _NOTHING)
+    kind, (_, table, version) = torch.Tensor, _results.get(known, _NOTHING)
     try:
         if table is None or type(tensor) is not torch.Tensor:
             values = run(content.table)
@@ -339,14 +343,33 @@ def _pointwise(recorder: CallRecorder, func: Any, args: tuple[Any, ...], kwargs:
             if values.data_ptr() == content.table.data_ptr():  # as of ``float()``, if it is
                 return _view(recorder, func, args, kwargs)
             _require_certain(func, args, kwargs, content.table, values)
+            version = 0 if values.is_inference() else values._version
             kind, table = type(values), shared_table(values)
-            _results[known] = content.table, table
+            _results[known] = content.table, table, version
         fills = _changed_fills(content, run, func, args, kwargs)
     except Exception:  # noqa: BLE001 - torch raises it again, for the image
         return _UNKNOWN
     made = content.with_values(table, fills)
     key = func, tensor.dim(), content.planar, content.table.dtype
-    return _result(recorder, key, made, tensor.dim(), kind, lambda: _by_torch(func, args, kwargs, tensor, content))
+    result = _result(recorder, key, made, tensor.dim(), kind, lambda: _by_torch(func, args, kwargs, tensor, content))
+    if version and result is not _UNKNOWN and not result.is_inference():
+        torch._C._increment_version([result] * version)
+    return result
+
+
+def called_on_levels(recorder: CallRecorder, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """Call a function of single values, that is none of torch's, with the table in place of a deferred tensor.
+
+    Returns:
+        Its result, deferred; ``None`` if the call cannot be recorded.
+    """
+    if not args or type(args[0]) is not torch.Tensor:
+        return None
+    with torch._C.DisableTorchFunction():
+        if not deferred_memory.is_deferred(args[0]):
+            return None
+        result = _pointwise(recorder, func, args, kwargs)
+    return None if result is _UNKNOWN else result
 
 
 def _is_table(values: Any, tensor: Any) -> bool:
@@ -420,13 +443,13 @@ def _in_place(recorder: CallRecorder, func: Any, args: tuple[Any, ...], kwargs: 
         return whole
 
     known = call, id(content.table)
-    _, table = _results.get(known, _NOTHING)
+    _, table, _ = _results.get(known, _NOTHING)
     try:
         if table is None:
             values = run(content.table)
             _require_certain(func, args, kwargs, content.table, values)
             table = shared_table(values)
-            _results[known] = content.table, table
+            _results[known] = content.table, table, 0
         fills = _changed_fills(content, run, func, args, kwargs)
     except Exception:  # noqa: BLE001 - torch raises it again, for the image
         return _UNKNOWN

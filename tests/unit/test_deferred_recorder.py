@@ -6,9 +6,11 @@ import pytest
 import torch
 from deferred_images import deferred, expected, fill_of, pending, table
 from photos import jpeg
+from torchvision.transforms import _functional_tensor
 
 from fastload.deferred import recorder
 from fastload.deferred.content import Content
+from fastload.deferred.functions import Deferral
 from fastload.deferred.geometry import placed
 from fastload.deferred.memory import is_deferred
 
@@ -92,7 +94,33 @@ def test_remembered_results_keep_the_tables_that_they_are_of(monkeypatch):
         for number in range(20):
             x = (x + number).add_(number + 0.5)
     assert len(recorder._results) > 1
-    assert all(key[1] == id(source) for key, (source, _) in recorder._results.items())
+    assert all(key[1] == id(source) for key, (source, *_) in recorder._results.items())
+
+
+def test_normalize_is_recorded_as_one_call(monkeypatch):
+    deferral, of = Deferral(), content(fills=False)
+    normalize = deferral.on_levels(_functional_tensor.normalize)
+    like = expected(of)[0]
+    calls = 4 * [([0.1, -0.2, 3.0], (0.5, 2.0, 0.3))] + 2 * [([0.1, -0.2, 3.0], (0.5, 2.0, 0.4))]
+    theirs = [_functional_tensor.normalize(like, *each) for each in calls]
+    with deferral:  # two are compared with torch's, and others remembered
+        made = [normalize(deferred(of, single=True), *each) for each in calls]
+        x = deferred(of, single=True)
+        in_place = normalize(x, *calls[0], inplace=True)
+    assert in_place is x
+    assert all(map(is_deferred, [*made, x]))
+    assert not deferral.recorder.painted_by
+    for ours, each in zip([*made, x], [*theirs, theirs[0]], strict=True):
+        assert (ours.stride(), ours.dtype, ours._version) == (each.stride(), each.dtype, 2)
+        assert torch.equal(ours, each)
+
+    called, sub = [], torch.Tensor.sub_
+    monkeypatch.setattr(torch.Tensor, "sub_", lambda *of: called.append(of) or sub(*of))
+    with deferral:
+        assert torch.equal(normalize(deferred(of, single=True), *calls[0]), theirs[0])
+    assert called
+    with deferral, pytest.raises(ValueError, match="std evaluated to zero"):
+        normalize(deferred(of, single=True), [0.0], [0.0])
 
 
 @pytest.mark.parametrize(

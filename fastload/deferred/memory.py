@@ -60,6 +60,7 @@ def tensor_of(content: Content, shape: Sequence[int], stride: Sequence[int], *, 
     dtype = str(content.table.dtype).removeprefix("torch.")
     made: torch.Tensor = torch.utils.dlpack.from_dlpack(memory.array(shape, stride, dtype))
     memory.tensors = [weakref.ref(made)]
+    memory.whole = 0, made.shape, made.stride()
     memory.resizable, memory.is_shared = resizable, False
     memory.batch = 0  # that it was sent in
     return made
@@ -101,6 +102,9 @@ def part_of_memory(tensor: torch.Tensor) -> tuple[_core.DeferredMemory, Content,
     if memory is None:
         return None
     content: Content = memory.content
+    is_whole = memory.whole == (tensor.storage_offset(), tensor.shape, tensor.stride())
+    if is_whole and tensor.dtype == content.table.dtype:  # as usual
+        return memory, content, True
     where = placed(tensor, content)
     part = None if where is None else part_of(content, *where)
     return None if part is None else (memory, part, part is content)

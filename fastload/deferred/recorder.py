@@ -358,7 +358,7 @@ def _pointwise(recorder: CallRecorder, func: Any, args: tuple[Any, ...], kwargs:
 
 
 def called_on_levels(recorder: CallRecorder, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """Call a function of single values, that is none of torch's, with the table in place of a deferred tensor.
+    """Call another function of single values with the table in a deferred tensor's place.
 
     Returns:
         Its result, deferred; ``None`` if the call cannot be recorded.

@@ -1,4 +1,4 @@
-"""Memory files that a process sends, used again once no one else has them open or mapped.
+"""Make memory files to send, and use again those that no one else has.
 
 The kernel takes as long to find a new file's pages as to copy into them four times over. Whether others still have a
 file is what it looks at before it grants a lease for writing: none is granted while a file is open elsewhere, in any
@@ -46,7 +46,7 @@ class MemoryFile(NamedTuple):
     memory: NDArray[np.uint8] | None
 
 
-class _Kept:
+class _ReusedFile:
     """A file that is used again.
 
     Raises:
@@ -54,7 +54,7 @@ class _Kept:
     """
 
     def __init__(self, nbytes: int) -> None:
-        first = _new()
+        first = _created()
         try:
             self.descriptor = _opened_again(first)
         finally:
@@ -94,7 +94,7 @@ class MemoryFiles:
     def __init__(self, max_bytes: int) -> None:
         self._max_bytes = max_bytes
         self._lock = threading.Lock()
-        self._kept: list[_Kept] = []
+        self._kept: list[_ReusedFile] = []
         self._tells: bool | None = None  # whether the kernel tells who has a file; unknown at first
 
     def take(self, nbytes: int) -> MemoryFile:
@@ -104,14 +104,14 @@ class MemoryFiles:
             OSError: There are no more files.
         """
         if not REUSED_MIN_BYTES <= nbytes <= self._max_bytes:
-            return MemoryFile(_new(), None)
+            return MemoryFile(_created(), None)
         with self._lock:
             if self._tells is None:
                 self._tells = _tells()
             kept = self._free_or_new(nbytes) if self._tells else None
-            return MemoryFile(_new(), None) if kept is None else kept.opened(nbytes)
+            return MemoryFile(_created(), None) if kept is None else kept.opened(nbytes)
 
-    def _free_or_new(self, nbytes: int) -> _Kept | None:
+    def _free_or_new(self, nbytes: int) -> _ReusedFile | None:
         free = [kept for kept in self._kept if _is_free(kept.descriptor)]
         for kept in free[2:]:  # fewer batches are under way than were before
             self._drop(kept)
@@ -126,10 +126,10 @@ class MemoryFiles:
             return kept
         if len(self._kept) == KEPT_MAX or held + nbytes > self._max_bytes:
             return None
-        self._kept.append(_Kept(nbytes))
+        self._kept.append(_ReusedFile(nbytes))
         return self._kept[-1]
 
-    def _drop(self, kept: _Kept) -> None:
+    def _drop(self, kept: _ReusedFile) -> None:
         self._kept.remove(kept)
         kept.close()
 
@@ -139,7 +139,7 @@ class MemoryFiles:
             self._kept.pop().close()
 
 
-def _new() -> int:
+def _created() -> int:
     return os.memfd_create(NAME, os.MFD_CLOEXEC)
 
 
@@ -148,7 +148,7 @@ def _opened_again(file: int) -> int:
 
 
 def _is_free(file: int) -> bool:
-    """Whether no one has a file but this descriptor, and the process's forks."""
+    """Whether only this process, by this descriptor, has a file."""
     try:
         fcntl.fcntl(file, fcntl.F_SETLEASE, fcntl.F_WRLCK)
     except OSError:
@@ -158,9 +158,9 @@ def _is_free(file: int) -> bool:
 
 
 def _tells() -> bool:
-    """Whether the kernel grants a lease for a file that no one else has, and only then."""
+    """Whether the kernel grants leases for such files only."""
     try:
-        first = _new()
+        first = _created()
         try:
             os.ftruncate(first, mmap.PAGESIZE)
             kept = _opened_again(first)

@@ -64,7 +64,7 @@ def converted(image: Any, pillow: ByPillow) -> Pending | None:
     if image._im is not None or (made := _decoded(image, pillow)) is None:
         return None
     data, pixels = made
-    _load(image, Unread(type(image), data, pillow))
+    _load(image, Unread(type(image), image.mode, data, pillow))
     return Pending(Levels(pixels, pillow), (0, 0, *image.size))
 
 
@@ -155,6 +155,7 @@ def _load(image: Any, pixels: Pending | Unread) -> None:
         vars(image).update(_WebPImageFile__loaded=0, _WebPImageFile__physical_frame=1)
     elif type(image) is PngImageFile:
         image.load_prepare()
+    image.map = None
     image.tile = []
     image.readonly = 0
     image.load_end()

@@ -110,8 +110,8 @@ def _load(self: Image.Image) -> Any:
 
 
 def _is_needless(image: Any) -> bool:
-    """Whether a method of Pillow's or a statement loads pixels that are not made, without using the result."""
-    if type(image._im) not in (Pending, Unread):
+    """Whether a method of Pillow's or a statement loads pending pixels, without using the result."""
+    if type(image._im) is not Pending:
         return False
     frame = sys._getframe(2)
     return frame.f_globals is vars(Image) or _drops_result(frame.f_code, frame.f_lasti)
@@ -286,7 +286,9 @@ def _changed(image: Any, kind: str, fields: dict[str, Any]) -> Image.Image | Non
 
 def _pending_for(kind: str, image: Any) -> Pending | None:
     """An image's pending pixels, if a kind of step on them is exact."""
-    return _pending(image) if kind in _known.keeps_info and isinstance(image, Image.Image) else None
+    if kind not in _known.keeps_info or not isinstance(image, Image.Image):
+        return None
+    return None if "transparency" in image.info else _pending(image)  # which Pillow converts, too
 
 
 def _as_it_is(image: Any, kind: str) -> Image.Image | None:

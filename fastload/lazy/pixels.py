@@ -43,6 +43,7 @@ class ByPillow:
         failed: Called at a difference.
         differs: Whether there was one. Everything is left to Pillow then.
         decodes: How many whole files of each class were compared.
+        resize: ``Image.resize`` as it is without lazy images.
     """
 
     load: Callable[[Any], Any]
@@ -51,6 +52,7 @@ class ByPillow:
     failed: Callable[[], None]
     differs: bool = False
     decodes: Counter[type] = field(default_factory=Counter)
+    resize: Callable[..., Any] = Image.Image.resize
 
     def decoded(self, kind: type, data: bytes) -> Any:
         """Decode a whole file by Pillow."""
@@ -162,8 +164,11 @@ class Unread:
     """Stands for the pixels of a file that the core has decoded as RGB; Pillow decodes it when they are used."""
 
     kind: type
+    mode: str
     data: bytes
     pillow: ByPillow
+
+    readonly: ClassVar = 0
 
     def core(self) -> Any:
         """Make a core image of Pillow's."""
@@ -310,7 +315,7 @@ class Pending:
         """Do the same to the whole core image by Pillow."""
         core = whole.crop(self.box)
         if self.target is not None:  # by the image's method: Pillow 12.2 and 12.3 choose the order of passes there
-            core = Image.Image()._new(core).resize(self.target, FILTERS[self.filter]).im
+            core = self.file.pillow.resize(Image.Image()._new(core), self.target, FILTERS[self.filter]).im
         if self.window is not None:
             core = core.crop(self.window)
         if self.mirrored:

@@ -777,6 +777,26 @@ def test_a_png_file_within_another_is_pillows():
     assert lazily(lambda _: list(use(_)), FILES["gray"]) == outcome(lambda _: list(use(_)), FILES["gray"])
 
 
+def test_steps_of_made_pixels_are_trusted_once_results_were_compared():
+    def trusted(image):
+        image = image.convert("RGB")
+        changed = ImageOps.invert(image)
+        before = [vars(each)["_im"].is_trusted for each in (image, ImageOps.flip(image), changed)]
+        image.resize((9, 8))
+        return before, vars(changed)["_im"].is_trusted
+
+    assert lazily(trusted, DECODED["png"], 1) == [[True, True, False], True]
+
+
+def test_a_transparent_colour_is_changed_as_pillow_does():
+    def use(image):
+        image = image.convert("RGB")
+        image.info["transparency"] = 1, 2, 3
+        return [functional.adjust_saturation(image, 0.3), ImageOps.invert(image)]
+
+    assert lazily(use, FILES["4:2:0"]) == outcome(use, FILES["4:2:0"])
+
+
 def test_for_many_crops_the_image_is_decoded_once(monkeypatch):
     decoded = []
     decode = _core.decode

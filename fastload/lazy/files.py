@@ -118,7 +118,7 @@ def _decoded(image: Any, pillow: ByPillow) -> tuple[bytes, NDArray[np.uint8]] | 
     """Decode an unread PNG or WebP file: its bytes, and ``(H, W, 3)``."""
     kind = type(image)
     data = _png(image) if kind is PngImageFile else vars(image).get(_WEBP) if kind is WebPImageFile else None
-    if data is None or pillow.differs or is_bomb(*image.size):
+    if data is None or pillow.differs:
         return None
     try:
         pixels = np.empty((1, image.height, image.width, 3), np.uint8)

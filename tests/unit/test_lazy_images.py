@@ -460,7 +460,14 @@ def test_the_file_is_left_where_pillow_leaves_it(tmp_path):
             with Image.open(path) as image:
                 own = image.fp
                 image.convert("RGB")
-                return before, after, own.closed, image.fp
+                opened = before, after, own.closed, image.fp
+            with Image.open(path) as image:
+                pass
+            try:
+                left = image.convert("RGB").tobytes()
+            except Exception as error:
+                left = type(error), str(error)
+            return opened, left
 
         expected = places()
         assert lazy_images.install()

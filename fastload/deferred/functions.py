@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import faulthandler
 import functools
+import math
 import signal
 import sys
 import threading
@@ -166,7 +167,9 @@ class Deferral:
         if not _core.guard_is_ours() and not memory.guard_pages():
             return None
         pending = pending_of(image, SIDE_MIN) or levels_of(image, LEVELS_MIN_BYTES, SIDE_MIN)
-        if pending is None or not pending.file.is_trusted:
+        if pending is None or not pending.is_trusted:
+            return None
+        if pending.file.is_decoded and 3 * math.prod(pending.size) < LEVELS_MIN_BYTES:
             return None
         key = original, torch.get_default_dtype(), *(getattr(torch.Tensor, name) for name in _METHODS)
         if key not in self._tables:

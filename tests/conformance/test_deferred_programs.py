@@ -14,6 +14,7 @@ from deferred.collates import (
     TRANSFORMS,
     Caches,
     ChangesTheImage,
+    Decoded,
     KeepsLast,
     LeavesModesOn,
     Photos,
@@ -33,7 +34,7 @@ from references import kept
 from torch.utils.data import DataLoader, default_collate
 
 from fastload import FastLoader
-from fastload.deferred import memory
+from fastload.deferred import functions, memory
 
 ours = functools.partial(FastLoader, device="cpu")
 
@@ -41,6 +42,11 @@ ours = functools.partial(FastLoader, device="cpu")
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write_files(tmp_path_factory.mktemp("files"))
+
+
+@pytest.fixture(autouse=True)
+def _small_levels_are_deferred(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(functions, "LEVELS_MIN_BYTES", 1)  # those of files other than JPEG, too
 
 
 def compare(programs: list[Program], folder: Path, *, catches: bool = True, seeds: bool = True, **options: Any) -> None:
@@ -93,12 +99,13 @@ def are_deferred(samples: list[Any]) -> tuple[bool, bool]:
         return memory.is_deferred(batch["image"]), memory.is_deferred(batch["view"])
 
 
-def test_a_batch_of_torchs_collation_in_a_users_function_is_deferred(folder):
-    with ours(Photos(folder, 24), batch_size=4, num_workers=1, collate_fn=are_deferred) as loader:
+@pytest.mark.parametrize("kind", [Photos, Decoded])
+def test_a_batch_of_torchs_collation_in_a_users_function_is_deferred(folder, kind):
+    with ours(kind(folder, 24), batch_size=4, num_workers=1, collate_fn=are_deferred) as loader:
         assert list(loader)[-3] == (True, True)
 
 
-KINDS = [KeepsLast, LeavesModesOn, Caches, ReusesOneTensor, WholeBatches, ChangesTheImage, States, Stream]
+KINDS = [Decoded, KeepsLast, LeavesModesOn, Caches, ReusesOneTensor, WholeBatches, ChangesTheImage, States, Stream]
 
 
 @pytest.mark.parametrize(

@@ -1,7 +1,8 @@
-"""Give the images of opened files pending pixels in place of Pillow's, if decoding cannot fail or has not.
+"""Give images of opened files pending pixels in place of Pillow's.
 
-Of a JPEG file the bytes are noted. Whether a PNG or WebP file is sound, only its end tells: the core decodes it whole,
-at the moment when Pillow would. What the core does not take is left as it is, for Pillow.
+Only if decoding cannot fail, or has not. Of a JPEG file the bytes are noted. Whether a PNG or WebP file is sound, only
+its end tells: the core decodes it whole, at the moment when Pillow would. What the core does not take is left as it is,
+for Pillow.
 """
 
 from __future__ import annotations
@@ -47,7 +48,7 @@ def is_bomb(width: int, height: int) -> bool:
 
 
 def note(image: Any, pillow: ByPillow) -> None:
-    """Give an opened file's image pending pixels, as if Pillow had loaded it. Else leave it."""
+    """Give a file's image pending pixels, as if Pillow had loaded it; else leave it."""
     if image._im is not None or image.mode != "RGB":
         return
     if type(image) is JpegImageFile:
@@ -58,7 +59,11 @@ def note(image: Any, pillow: ByPillow) -> None:
 
 
 def converted(image: Any, pillow: ByPillow) -> Pending | None:
-    """An unread PNG or WebP image of another mode as RGB; it is loaded then. ``None`` leaves it."""
+    """Decode an unread PNG or WebP image of another mode as RGB.
+
+    Returns:
+        The converted pixels, with the image loaded; ``None`` with the image left as it was.
+    """
     if type(image) not in KINDS or image.mode not in _CONVERTED or "transparency" in image.info:
         return None
     if image._im is not None or (made := _decoded(image, pillow)) is None:
@@ -102,7 +107,11 @@ def _note_jpeg(image: Any, pillow: ByPillow) -> None:
 
 
 def _read(image: Any) -> bytes | None:
-    """Read an image's whole file, which stays where it is. ``None`` if something else than pixels fills it."""
+    """Read an image's whole file, which stays at its position.
+
+    Returns:
+        ``None`` if it is no plain file, or much larger than its pixels.
+    """
     file = image.fp
     if type(file) not in _FILES or file.closed or "load_read" in vars(image) or is_bomb(*image.size):
         return None

@@ -129,12 +129,12 @@ def _drops_result(code: CodeType, at: int) -> bool:
     return called and call.opname in ("CALL", "CALL_METHOD") and not call.arg and after.opname == "POP_TOP"
 
 
-def _im(self: Image.Image) -> Any:
-    im: Any = self._im
+def _core_image(image: Any) -> Any:
+    im = image._im
     if type(im) in (Pending, Unread):
-        self._im = im = im.core()
+        image._im = im = im.core()
         return im
-    return _known.originals["im"].fget(self)
+    return _known.originals["im"].fget(image)
 
 
 def _is_number(value: Any) -> bool:
@@ -342,7 +342,7 @@ _METHODS: Final[dict[str, tuple[type, str, Any]]] = {
     "load_webp": (WebPImageFile, "load", _load_webp),
     "load_file": (ImageFile.ImageFile, "load", _load_file),
     "load": (Image.Image, "load", _load),
-    "im": (Image.Image, "im", property(_im, lambda self, im: setattr(self, "_im", im))),
+    "im": (Image.Image, "im", property(_core_image, lambda self, im: setattr(self, "_im", im))),
     "array": (Image.Image, "__array_interface__", property(_array_interface)),
     "__copy__": (Image.Image, "__copy__", _copy),
     "copy": (Image.Image, "copy", _copy),

@@ -161,7 +161,10 @@ class Levels(File):
 
 @dataclass(slots=True)
 class Unread:
-    """Stands for the pixels of a file that the core has decoded as RGB; Pillow decodes it when they are used."""
+    """Stands for a file's pixels in its own mode, once it is decoded as RGB.
+
+    Pillow decodes the file again when they are used.
+    """
 
     kind: type
     mode: str

@@ -147,7 +147,7 @@ def many_crops(image):
 
 
 def state_of(image):
-    """What there is of an image of a file, but for its pixels and what reads them."""
+    """Attributes of an image, but for its pixels and what reads them."""
     hidden = ("_im", "fp", "_fp", "_decoder", "palette", "_webp_bytes", "_PngImageFile__idat")
     names = sorted(vars(image).keys() - hidden)
     return [(name, re.sub("0x[0-9a-f]+", "", repr(getattr(image, name)))) for name in names]

@@ -66,6 +66,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 def pytest_collection_finish() -> None:
     """Freeze imported objects, so that later garbage collections and forked processes skip them."""
+    memory.read_sources()
     gc.collect()
     gc.freeze()
     gc.enable()

@@ -159,6 +159,8 @@ class Deferral:
                 made = called_on_levels(self.recorder, original, (tensor, mean, std), {})
             return original(tensor, mean, std, inplace) if made is None else made
 
+        for name, value in (("__script_if_tracing_wrapper", True), ("__original_fn", original)):
+            setattr(function, name, value)  # so that torch.jit compiles the original
         return function
 
     def _made(self, original: Any, image: Any) -> torch.Tensor | None:

@@ -26,7 +26,7 @@ from deferred.collates import (
 )
 from deferred.files import DAMAGED, write_files
 from deferred.odd_programs import odd_programs
-from deferred.outcomes import Cases, differences, epochs, outcomes
+from deferred.outcomes import Cases, differences, epochs, kept_or_new, outcomes
 from deferred.programs import Program, Runs
 from deferred.random_programs import program
 from deferred.view_programs import view_programs
@@ -52,7 +52,7 @@ def _small_levels_are_deferred(monkeypatch: pytest.MonkeyPatch) -> None:
 def compare(programs: list[Program], folder: Path, *, catches: bool = True, seeds: bool = True, **options: Any) -> None:
     """Run programs in the workers of both loaders, and name those whose outcomes differ."""
     cases = Cases(Runs(programs, folder), len(programs), folder, folder / "journal", catches, seeds)
-    theirs = kept(lambda: outcomes(DataLoader, cases, **options))
+    theirs = kept_or_new(lambda: outcomes(DataLoader, cases, **options))
     differing = differences(outcomes(ours, cases, **options), theirs, lambda at: str(programs[at]))
     assert differing == "", differing
 

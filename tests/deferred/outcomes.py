@@ -33,7 +33,7 @@ _plain = v2.Compose(
 
 
 def kept_or_new(outcome: Callable[[], Any]) -> Any:
-    """Return what is kept of torch's loader; what it makes now if forks of this process cannot run autograd.
+    """Return torch's kept outcome, or a new one if forks cannot run autograd.
 
     They raise an error once a test of this process has run it.
     """

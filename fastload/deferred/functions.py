@@ -153,6 +153,8 @@ class Deferral:
 
         @functools.wraps(original)
         def function(tensor: Any, mean: Any, std: Any, inplace: bool = False) -> Any:
+            if torch.compiler.is_compiling():  # the original, in one graph with what is around it
+                return original(tensor, mean, std, inplace)
             as_usual = methods == [getattr(torch.Tensor, name) for name in _ITS_METHODS]
             made = None
             if inplace is False and as_usual and self._is_on() and not self.recorder.is_off:

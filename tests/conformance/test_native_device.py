@@ -6,6 +6,7 @@ import gc
 import signal
 import threading
 
+import effort
 import pytest
 import torch
 import torchvision.transforms as v1
@@ -159,7 +160,9 @@ def test_an_interrupt_anywhere_in_close_leaves_nothing(root, monkeypatch):
         with pytest.raises(RuntimeError, match="was closed"):
             next(iterator)
 
-    assert interrupted_at_every_opcode(make, lambda iterator: iterator.close(), check, stride=31) > 300
+    assert (
+        interrupted_at_every_opcode(make, lambda iterator: iterator.close(), check, stride=10 * effort.stride()) > 300
+    )
 
 
 def test_dropping_an_iterator_ends_its_threads(root, monkeypatch):

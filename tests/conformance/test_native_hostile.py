@@ -795,9 +795,9 @@ def test_an_interrupt_anywhere_while_an_iterator_is_dropped_leaves_no_thread(fol
         thread.join(10)
         assert not thread.is_alive()
 
-    assert interrupted_at_every_opcode(make, list.clear, check, stride=3) > 100
+    assert interrupted_at_every_opcode(make, list.clear, check, stride=3 * effort.stride()) > 100
     # Lost are those that come where Python begins to call back: a finalizer of ours, or WeakSet's function.
-    assert raised.count(False) <= 0.015 * len(raised)
+    assert raised.count(False) <= 3 + 0.012 * len(raised)
 
 
 def test_an_interrupt_anywhere_in_the_start_leaves_nothing(tmp_path):

@@ -28,18 +28,18 @@ def load_profile(*, everything: bool) -> None:
 def examples(count: int, *, share: float | None = None) -> int:
     """Return ``count`` with ``--all``, else a tenth of it, but at least 8."""
     if share is None:
-        share = 1.0 if _everything() else QUICK_SHARE
+        share = 1.0 if everything() else QUICK_SHARE
     return max(min(count, AT_LEAST), round(count * share))
 
 
 def stride() -> int:
     """Return how many moments lie between two interrupts: 1 with ``--all``, else 7."""
-    return 1 if _everything() else QUICK_STRIDE
+    return 1 if everything() else QUICK_STRIDE
 
 
 def some(values: Sequence[T]) -> Sequence[T]:
     """Return all values with ``--all``, else the first and every second after it."""
-    return values if _everything() else values[::2]
+    return values if everything() else values[::2]
 
 
 def beyond_pairs(items: list[pytest.Item]) -> set[pytest.Item]:
@@ -82,5 +82,6 @@ def _by_axis(item: Any) -> list[Any]:
     return [tuple(axis) for axis in axes.values()]
 
 
-def _everything() -> bool:
+def everything() -> bool:
+    """Tell whether tests try as hard as they can."""
     return hypothesis.settings.get_current_profile_name() == "all"

@@ -404,7 +404,7 @@ def test_a_second_image_has_room_only_where_it_is_needed(pool):
     assert used(gaussian(3, 3)) == 4 * image  # whose pixels take twice as much
 
 
-@pytest.mark.slow
+@pytest.mark.thorough
 def test_every_colour_shifts_its_hue_as_on_the_threads(kernels):
     """By the kernel's own function, for all colours."""
     levels = np.arange(1 << 24, dtype=np.uint32)

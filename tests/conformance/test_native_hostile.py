@@ -374,11 +374,11 @@ def test_what_is_patched_between_epochs_is_what_workers_run(turned, name):
     """While the patch lasts, torch's workers run it; before and after, the native engine runs."""
     patch, transform, reason = PATCHES[name]
 
-    def run(make, patch):
+    def run(make, patch, epochs=3):
         torch.manual_seed(1)
         loader = make(ImageFolder(turned, transform()))
         engines, seen = [], []
-        for epoch in range(3):
+        for epoch in range(epochs):
             with patch() if epoch == 1 else nullcontext():
                 seen += list(loader)
                 if isinstance(loader, FastLoader):
@@ -390,9 +390,9 @@ def test_what_is_patched_between_epochs_is_what_workers_run(turned, name):
     ours, engines = run(lambda dataset: FastLoader(dataset, **RUN, device="cpu"), patch)
     assert engines == ["native", "torch", "native"]
     assert_equal(ours, theirs)
-    unpatched, _ = kept(lambda: run(lambda dataset: DataLoader(dataset, **RUN), nullcontext))
+    unpatched, _ = kept(lambda: run(lambda dataset: DataLoader(dataset, **RUN), nullcontext, epochs=2))
     with pytest.raises(AssertionError):  # it makes a difference
-        assert_equal(unpatched, theirs)
+        assert_equal(unpatched, theirs[: len(unpatched)])
 
 
 # Errors

@@ -61,12 +61,18 @@ def _chosen(items: list[Any]) -> set[Any]:
     if together == 2 and len(values[items[0]]) < 3:
         return set(items)
     combinations = {item: set(itertools.combinations(values[item], together)) for item in items}
-    missing, chosen, uses = set().union(*combinations.values()), set(), Counter[Any]()
-    while missing:  # of those that add as much, one whose values were used least
-        best = max(items, key=lambda item: (len(combinations[item] & missing), -sum(uses[v] for v in values[item])))
-        missing -= combinations[best]
-        uses.update(values[best])
-        chosen.add(best)
+    chosen, seen, uses = set(), set[Any](), Counter[Any]()
+    quick = [item for item in items if item.get_closest_marker("slow") is None]
+    for some_items in (quick, items):  # slow ones beside those that run without them, too
+        missing = set().union(*(combinations[item] for item in some_items)) - seen
+        while missing:  # of those that add as much, one whose values were used least
+            best = max(
+                some_items, key=lambda item: (len(combinations[item] & missing), -sum(uses[v] for v in values[item]))
+            )
+            missing -= combinations[best]
+            seen |= combinations[best]
+            uses.update(values[best])
+            chosen.add(best)
     return chosen
 
 

@@ -85,6 +85,7 @@ def test_break_and_next_epoch_with_noise(folder, persistent, name):
     check(folder, PIPELINES[name], persistent_workers=persistent, num_workers=3, run={"breaks_at": 2, "count": 3})
 
 
+@pytest.mark.each_value
 @pytest.mark.parametrize("persistent", [True, False])
 @pytest.mark.parametrize("generator", [True, False])
 def test_break_and_next_epoch(folder, persistent, generator):

@@ -154,6 +154,7 @@ def check(dataset_of, **arguments):
     return ours
 
 
+@pytest.mark.each_value
 @pytest.mark.parametrize("workers", [0, 2])
 @pytest.mark.parametrize("name", COLLATED)
 def test_a_collate_function_of_ones_own(root, native_batches, name, workers):

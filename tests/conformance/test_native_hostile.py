@@ -884,6 +884,7 @@ def test_a_relative_path_means_what_it_meant_at_the_start(mixed, tmp_path, monke
     assert_equal(run(lambda dataset: FastLoader(dataset, **arguments, **NATIVE)), theirs)
 
 
+@pytest.mark.each_value
 @pytest.mark.parametrize("name", ["LOAD_TRUNCATED_IMAGES", "MAX_IMAGE_PIXELS"])
 @pytest.mark.parametrize("persistent", [True, False])
 def test_pillows_settings_are_those_of_the_start(tmp_path, monkeypatch, persistent, name):

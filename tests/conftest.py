@@ -54,7 +54,9 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     if any("::" in argument for argument in config.args):
         return
     everything, chosen = config.getoption("all"), bool(config.getoption("markexpr"))
-    left_out = set() if chosen else {"lint", *([] if everything or config.getoption("slow") else ["slow"])}
+    left_out = set() if chosen else {"lint"}
+    if not everything and not chosen:
+        left_out |= {"thorough"} if config.getoption("slow") else {"thorough", "slow"}
     if not torch.cuda.is_available() and os.environ.get("FASTLOAD_REQUIRE_GPU") != "1":
         left_out.add("gpu")
     dropped = {item for item in items if any(item.get_closest_marker(name) is not None for name in left_out)}

@@ -6,23 +6,24 @@ This checks indices, memory accesses and bits. Speed, races and NVRTC's compilat
 from __future__ import annotations
 
 import ctypes
-import subprocess
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from native_shim import compiled_text
 
 from fastload import _core
 from fastload.device import nvrtc
 from fastload.device.decode import files as decode
 
-# Each thread of a block is a context of its own, which a barrier leaves for the next one.
+# Each thread of a block has a stack of its own, which a barrier leaves for the next one. It is made once: to make one
+# takes system calls, as does swapcontext().
 SHIM = """
 #include <algorithm>
 #include <cmath>
+#include <csetjmp>
 #include <cstdint>
 #include <cstdlib>
 #include <string_view>
@@ -44,8 +45,17 @@ struct alignas(16) float4 { float x, y, z, w; };
 struct alignas(16) uint4 { unsigned x, y, z, w; };
 static uint4 make_uint4(unsigned x, unsigned y, unsigned z, unsigned w) { return {x, y, z, w}; }
 static uint2 make_uint2(unsigned x, unsigned y) { return {x, y}; }
-static ucontext_t block, *current;
-static void __syncthreads() { swapcontext(current, &block); }
+struct Thread {
+    jmp_buf place;
+    Index index;
+    bool has_stack = false, ended = true;
+    std::vector<char> stack = std::vector<char>(1 << 15);
+};
+static jmp_buf block;
+static Thread* current;
+static void __syncthreads() {
+    if (_setjmp(current->place) == 0) _longjmp(block, 1);
+}
 static void __syncwarp() { __syncthreads(); }
 template <class T> static T __ldg(const T* from) { return *from; }
 static unsigned __funnelshift_l(unsigned low, unsigned high, unsigned shift) {
@@ -68,38 +78,39 @@ static unsigned __vmaxu4(unsigned a, unsigned b) { return ~__vminu4(~a, ~b); }
 using std::max;
 using std::min;
 #include "decode_source.cu"
-struct Thread {
-    ucontext_t context;
-    Index index;
-    bool ended;
-    std::vector<char> stack = std::vector<char>(1 << 15);
-};
 static std::vector<Thread> threads(1024);
 static const void* launched;
 static void (*called)(const void*);
-static void enter() {
-    called(launched);
-    for (Thread& thread : threads)
-        if (current == &thread.context) thread.ended = true;
+static void live() {
+    for (;;) {
+        called(launched);
+        current->ended = true;
+        __syncthreads();
+    }
+}
+static void go_on(Thread& thread) {
+    current = &thread;
+    threadIdx = thread.index;
+    if (_setjmp(block) != 0) return;
+    if (thread.has_stack) _longjmp(thread.place, 1);
+    thread.has_stack = true;
+    static ucontext_t context;
+    getcontext(&context);
+    context.uc_stack.ss_sp = thread.stack.data();
+    context.uc_stack.ss_size = thread.stack.size();
+    makecontext(&context, live, 0);
+    setcontext(&context);
 }
 static void run_block(unsigned count) {
     for (unsigned i = 0; i < count; ++i) {
-        Thread& thread = threads[i];
-        thread.index = {i % blockDim.x, i / blockDim.x % blockDim.y, i / blockDim.x / blockDim.y};
-        thread.ended = false;
-        getcontext(&thread.context);
-        thread.context.uc_stack.ss_sp = thread.stack.data();
-        thread.context.uc_stack.ss_size = thread.stack.size();
-        thread.context.uc_link = &block;
-        makecontext(&thread.context, enter, 0);
+        threads[i].index = {i % blockDim.x, i / blockDim.x % blockDim.y, i / blockDim.x / blockDim.y};
+        threads[i].ended = false;
     }
     for (bool all_ended = false; !all_ended;) {
         all_ended = true;
         for (unsigned i = 0; i < count; ++i) {
             if (threads[i].ended) continue;
-            current = &threads[i].context;
-            threadIdx = threads[i].index;
-            swapcontext(&block, current);
+            go_on(threads[i]);
             all_ended = all_ended && threads[i].ended;
         }
     }
@@ -178,15 +189,13 @@ _MARGIN = 1 << 12  # bytes that kernels must not write
 
 
 class KernelsOnCpu:
-    """One compilation of the source.
+    """The compiled source.
 
     Args:
-        folder: Folder for build products.
         step_threads: Of a block that runs steps. A GPU has more, which take longer here.
     """
 
-    def __init__(self, folder: Path, step_threads: int = 64) -> None:
-        source = folder / "decode_on_cpu.cpp"
+    def __init__(self, step_threads: int = 64) -> None:
         text = nvrtc.source(*decode.KERNELS)
         for device, host in (
             ("extern __shared__ u32 pixels[];", f"static u32 pixels[{1 << 14}];"),
@@ -196,12 +205,8 @@ class KernelsOnCpu:
             assert text.count(device) == 1
             text = text.replace(device, host)
         self._step_threads = step_threads
-        (folder / "decode_source.cu").write_text(text)
-        source.write_text(SHIM)
-        library = source.with_suffix(".so")
-        command = ["g++", "-std=c++17", "-O1", "-ffp-contract=off", "-Wno-unknown-pragmas", "-shared", "-fPIC"]
-        subprocess.run([*command, "-o", str(library), str(source)], check=True)
-        self._library = ctypes.CDLL(str(library))
+        text = SHIM.replace('#include "decode_source.cu"', text)
+        self._library = ctypes.CDLL(compiled_text(text, "-O1", "-ffp-contract=off", "-Wno-unknown-pragmas"))
         self._chunks: Any = None
 
     def hues(self, pixels: np.ndarray[Any, Any], shift: int) -> np.ndarray[Any, Any]:
@@ -258,9 +263,9 @@ class KernelsOnCpu:
 
 
 @pytest.fixture(scope="module", name="kernels")
-def kernels_fixture(tmp_path_factory: pytest.TempPathFactory) -> KernelsOnCpu:
+def kernels_fixture() -> KernelsOnCpu:
     """The kernels, for the tests of a module."""
-    return KernelsOnCpu(tmp_path_factory.mktemp("kernels"))
+    return KernelsOnCpu()
 
 
 @pytest.fixture(name="pool")

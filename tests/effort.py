@@ -28,18 +28,18 @@ def load_profile(*, everything: bool) -> None:
 def examples(count: int, *, share: float | None = None) -> int:
     """Return ``count`` with ``--all``, else a tenth of it, but at least 8."""
     if share is None:
-        share = 1.0 if _everything() else QUICK_SHARE
+        share = 1.0 if everything() else QUICK_SHARE
     return max(min(count, AT_LEAST), round(count * share))
 
 
 def stride() -> int:
     """Return how many moments lie between two interrupts: 1 with ``--all``, else 7."""
-    return 1 if _everything() else QUICK_STRIDE
+    return 1 if everything() else QUICK_STRIDE
 
 
 def some(values: Sequence[T]) -> Sequence[T]:
     """Return all values with ``--all``, else the first and every second after it."""
-    return values if _everything() else values[::2]
+    return values if everything() else values[::2]
 
 
 def beyond_pairs(items: list[pytest.Item]) -> set[pytest.Item]:
@@ -61,12 +61,18 @@ def _chosen(items: list[Any]) -> set[Any]:
     if together == 2 and len(values[items[0]]) < 3:
         return set(items)
     combinations = {item: set(itertools.combinations(values[item], together)) for item in items}
-    missing, chosen, uses = set().union(*combinations.values()), set(), Counter[Any]()
-    while missing:  # of those that add as much, one whose values were used least
-        best = max(items, key=lambda item: (len(combinations[item] & missing), -sum(uses[v] for v in values[item])))
-        missing -= combinations[best]
-        uses.update(values[best])
-        chosen.add(best)
+    chosen, seen, uses = set(), set[Any](), Counter[Any]()
+    quick = [item for item in items if item.get_closest_marker("slow") is None]
+    for some_items in (quick, items):  # slow ones beside those that run without them, too
+        missing = set().union(*(combinations[item] for item in some_items)) - seen
+        while missing:  # of those that add as much, one whose values were used least
+            best = max(
+                some_items, key=lambda item: (len(combinations[item] & missing), -sum(uses[v] for v in values[item]))
+            )
+            missing -= combinations[best]
+            seen |= combinations[best]
+            uses.update(values[best])
+            chosen.add(best)
     return chosen
 
 
@@ -82,5 +88,6 @@ def _by_axis(item: Any) -> list[Any]:
     return [tuple(axis) for axis in axes.values()]
 
 
-def _everything() -> bool:
+def everything() -> bool:
+    """Tell whether tests try as hard as they can."""
     return hypothesis.settings.get_current_profile_name() == "all"

@@ -61,6 +61,17 @@ def compiled(sources: Sequence[Path], *flags: str) -> str:
     return str(target)
 
 
+def compiled_text(text: str, *flags: str) -> str:
+    """Compile a file of this text, as :func:`compiled` does."""
+    source = ROOT / "build" / "shims" / f"{hashlib.sha256(text.encode()).hexdigest()[:16]}.cpp"
+    if not source.exists():
+        source.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.NamedTemporaryFile("w", dir=source.parent, delete=False) as file:
+            file.write(text)
+        os.replace(file.name, source)
+    return compiled([source], *flags)
+
+
 def core_files(*patterns: str) -> list[Path]:
     """Return the core's files of these names, of which each matches some."""
     found = [sorted(CSRC.glob(pattern)) for pattern in patterns]

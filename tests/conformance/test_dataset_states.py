@@ -118,7 +118,7 @@ def test_workers_begin_an_epoch_of_a_dataset_that_was_at_its_end_here(epochs, be
     assert len(found) == 8
 
 
-@pytest.mark.parametrize("method", ["spawn", "forkserver"])
+@pytest.mark.parametrize("method", [pytest.param("spawn", marks=pytest.mark.thorough), "forkserver"])
 @pytest.mark.slow
 def test_started_workers_keep_and_get_states(method):
     options = {"num_workers": 2, "multiprocessing_context": method}

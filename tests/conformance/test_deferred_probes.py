@@ -67,7 +67,7 @@ def test_probes_that_need_a_worker_each(folder):
     compare([Trial(name) for name in ALONE], folder, num_workers=len(ALONE), batch_size=1)
 
 
-@pytest.mark.slow
+@pytest.mark.thorough
 @pytest.mark.parametrize("way", [way for way in WAYS if way != "here"])
 def test_all_probes_in_each_context(folder, way):
     names = [name for name in [*QUICK, *SLOW, *FORKING] if name not in KNOWN]
@@ -75,7 +75,9 @@ def test_all_probes_in_each_context(folder, way):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize(
+    "kind", [pytest.param(kind, marks=[pytest.mark.thorough] * (at > 0)) for at, kind in enumerate(KINDS)]
+)
 def test_all_probes_of_each_kind(folder, kind):
     compare([Trial(name, "here", kind) for name in [*QUICK, *SLOW] if name not in KNOWN], folder)
 
@@ -88,7 +90,7 @@ def test_probes_that_need_a_worker_each_in_a_thread(folder):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("start_method", ["spawn", "forkserver"])
+@pytest.mark.parametrize("start_method", [pytest.param("spawn", marks=pytest.mark.thorough), "forkserver"])
 def test_probes_in_workers_that_are_not_forked(folder, start_method):
     names = [name for name in QUICK if name not in KNOWN]
     compare([Trial(name) for name in names], folder, multiprocessing_context=start_method)

@@ -121,6 +121,6 @@ def test_datasets_that_keep_share_or_change(folder, kind, persistent):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("part", range(8))
+@pytest.mark.parametrize("part", [*range(2), *(pytest.param(part, marks=pytest.mark.thorough) for part in range(2, 8))])
 def test_many_random_programs(folder, part):
     compare([program(seed) for seed in range(1000 + 250 * part, 1250 + 250 * part)], folder)

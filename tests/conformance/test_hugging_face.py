@@ -190,6 +190,7 @@ def test_load_dataset(folder, tmp_path, kind, monkeypatch):
     assert_same(ours, theirs)
 
 
+@pytest.mark.each_value
 @pytest.mark.parametrize("workers", [0, 1, 2])
 @pytest.mark.parametrize("transform", ["train", "eval"])
 def test_errors_and_states_are_those_of_whole_batches(workers, transform):

@@ -52,11 +52,11 @@ def check(folder, transform=train_v1, **arguments):
 @pytest.mark.parametrize("name", PIPELINES)
 @pytest.mark.matrix
 def test_pipelines(folder, name):
-    check(folder, PIPELINES[name])
+    check(folder, PIPELINES[name], run={"count": 1})
 
 
 @pytest.mark.each_value
-@pytest.mark.parametrize("workers", [1, 3, 4, 5])  # test_pipelines() has 2
+@pytest.mark.parametrize("workers", [1, 3, 4, 5])  # test_pipelines() has 2, and an epoch
 @pytest.mark.parametrize("name", ["train_v1", "eval_v2", *OF_PYTHON, *NOISY])
 def test_numbers_of_workers(folder, workers, name):
     check(folder, PIPELINES[name], num_workers=workers)
@@ -85,6 +85,7 @@ def test_break_and_next_epoch_with_noise(folder, persistent, name):
     check(folder, PIPELINES[name], persistent_workers=persistent, num_workers=3, run={"breaks_at": 2, "count": 3})
 
 
+@pytest.mark.each_value
 @pytest.mark.parametrize("persistent", [True, False])
 @pytest.mark.parametrize("generator", [True, False])
 def test_break_and_next_epoch(folder, persistent, generator):
@@ -112,7 +113,7 @@ def test_batch_sampler(folder):
 )
 @pytest.mark.matrix
 def test_other_formats_among_the_jpegs(mixed, name):
-    check(mixed, PIPELINES[name], num_workers=3, batch_size=4)
+    check(mixed, PIPELINES[name], num_workers=3, batch_size=4, run={"count": 1})
 
 
 def last_line(error):
@@ -244,7 +245,7 @@ def test_what_is_not_supported_natively_runs_in_the_workers(folder, monkeypatch,
     monkeypatch.setattr(decode_threads.NativeIterator, "__init__", lambda *_, **__: pytest.fail("something is native"))
     dataset_of = lambda: ImageFolder(folder, v1.Compose(NOT_LOWERED[name]()))  # noqa: E731
     arguments = {"batch_size": 5, "num_workers": 2, "shuffle": True}
-    ours, theirs = both(dataset_of, FastLoader, {"device": "cpu"}, **arguments)
+    ours, theirs = both(dataset_of, FastLoader, {"device": "cpu"}, **arguments, run={"count": 1})
     assert_same(ours, theirs)
     assert any(isinstance(item, list) for item in ours)
     assert FastLoader(dataset_of(), device="cpu", **arguments).plan.engine == "torch"

@@ -374,11 +374,11 @@ def test_what_is_patched_between_epochs_is_what_workers_run(turned, name):
     """While the patch lasts, torch's workers run it; before and after, the native engine runs."""
     patch, transform, reason = PATCHES[name]
 
-    def run(make, patch):
+    def run(make, patch, epochs=3):
         torch.manual_seed(1)
         loader = make(ImageFolder(turned, transform()))
         engines, seen = [], []
-        for epoch in range(3):
+        for epoch in range(epochs):
             with patch() if epoch == 1 else nullcontext():
                 seen += list(loader)
                 if isinstance(loader, FastLoader):
@@ -390,9 +390,9 @@ def test_what_is_patched_between_epochs_is_what_workers_run(turned, name):
     ours, engines = run(lambda dataset: FastLoader(dataset, **RUN, device="cpu"), patch)
     assert engines == ["native", "torch", "native"]
     assert_equal(ours, theirs)
-    unpatched, _ = kept(lambda: run(lambda dataset: DataLoader(dataset, **RUN), nullcontext))
+    unpatched, _ = kept(lambda: run(lambda dataset: DataLoader(dataset, **RUN), nullcontext, epochs=2))
     with pytest.raises(AssertionError):  # it makes a difference
-        assert_equal(unpatched, theirs)
+        assert_equal(unpatched, theirs[: len(unpatched)])
 
 
 # Errors
@@ -795,9 +795,9 @@ def test_an_interrupt_anywhere_while_an_iterator_is_dropped_leaves_no_thread(fol
         thread.join(10)
         assert not thread.is_alive()
 
-    assert interrupted_at_every_opcode(make, list.clear, check, stride=3) > 100
+    assert interrupted_at_every_opcode(make, list.clear, check, stride=3 * effort.stride()) > 100
     # Lost are those that come where Python begins to call back: a finalizer of ours, or WeakSet's function.
-    assert raised.count(False) <= 0.015 * len(raised)
+    assert raised.count(False) <= 3 + 0.012 * len(raised)
 
 
 def test_an_interrupt_anywhere_in_the_start_leaves_nothing(tmp_path):
@@ -884,6 +884,7 @@ def test_a_relative_path_means_what_it_meant_at_the_start(mixed, tmp_path, monke
     assert_equal(run(lambda dataset: FastLoader(dataset, **arguments, **NATIVE)), theirs)
 
 
+@pytest.mark.each_value
 @pytest.mark.parametrize("name", ["LOAD_TRUNCATED_IMAGES", "MAX_IMAGE_PIXELS"])
 @pytest.mark.parametrize("persistent", [True, False])
 def test_pillows_settings_are_those_of_the_start(tmp_path, monkeypatch, persistent, name):

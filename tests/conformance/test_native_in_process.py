@@ -314,6 +314,7 @@ def test_nothing_is_drawn_ahead(folder):
         next(iterator)
 
 
+@pytest.mark.each_value
 @pytest.mark.parametrize("shuffle", [True, False])
 @pytest.mark.parametrize("name", ["train_v1", "erasing_v1", *NOISY])
 def test_randomness_by_sample(mixed, native_batches, name, shuffle):
@@ -376,6 +377,7 @@ def test_a_batch_that_only_torch_can_make_is_told_of(folder, monkeypatch):
     loader.close()
 
 
+@pytest.mark.each_value
 @pytest.mark.parametrize("prefetch", [0, 1])
 @pytest.mark.parametrize("name", ["train_v1", "erasing_v1", "erasing_bytes", "eval_v2", *NOISY])
 def test_on_a_simulated_device(mixed, monkeypatch, native_batches, name, prefetch):

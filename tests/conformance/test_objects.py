@@ -35,6 +35,7 @@ OWN = {
 COPIES = {"pickle": lambda x: pickle.loads(pickle.dumps(x)), "deepcopy": copy.deepcopy, "copy": copy.copy}
 
 
+@pytest.mark.each_value
 @pytest.mark.parametrize("how", COPIES)
 @pytest.mark.parametrize("num_workers", [0, 1])
 def test_a_copy_loads_the_same(backend, how, num_workers):

@@ -50,6 +50,7 @@ def test_shuffle_over_epochs(backend, num_workers, own_generator):
     assert [b[1].tolist() for b in seen[0]] != [b[1].tolist() for b in seen[3]]
 
 
+@pytest.mark.each_value
 @pytest.mark.parametrize(("num_workers", "persistent"), [(0, False), (2, False), (2, True)])
 @pytest.mark.parametrize("taken", [1, 6])
 def test_generators_after_a_break_and_the_epoch_that_follows(backend, num_workers, persistent, taken):
@@ -111,6 +112,7 @@ SAMPLERS = {
 }
 
 
+@pytest.mark.each_value
 @workers
 @pytest.mark.parametrize("sampler", SAMPLERS)
 def test_samplers(backend, num_workers, sampler):

@@ -163,6 +163,7 @@ def test_a_copy_has_a_first_iterator_of_its_own(copy_of):
     assert_same(batches(epochs_of(lambda: other, count=1)), by_hand(Draws(), range(11)))
 
 
+@pytest.mark.each_value
 @pytest.mark.parametrize("count", [0, 2])
 @pytest.mark.parametrize("name", [*OF_PYTHON, *NOISY])
 def test_draws_from_python_and_numpy_depend_on_the_index(folder, name, count):

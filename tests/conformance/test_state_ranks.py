@@ -99,6 +99,7 @@ CHAINS = [
 ]
 
 
+@pytest.mark.each_value
 @pytest.mark.parametrize("chain", CHAINS, ids=str)
 @pytest.mark.parametrize("drop_last", [False, True])
 def test_every_sample_of_the_epoch_comes_once(chain, drop_last):

@@ -112,6 +112,7 @@ def test_a_state_with_a_damaged_name_is_refused(name):
         loader.load_state_dict(state)
 
 
+@pytest.mark.each_value
 @pytest.mark.parametrize("workers", [0, 2])
 @pytest.mark.parametrize("convert", [np.int64, torch.tensor])
 def test_an_index_that_is_no_int_is_compared(workers, convert):

@@ -68,6 +68,7 @@ def pipeline(shards, transform, decoder="pil"):
     return found.decode(decoder).to_tuple("jpg;png", "cls").map_tuple(transform, int)
 
 
+@pytest.mark.each_value
 @pytest.mark.parametrize("workers", [0, 1, 2])
 @pytest.mark.parametrize("decoder", ["pil", "core"])
 def test_same_batches_as_torch(shards, workers, decoder):

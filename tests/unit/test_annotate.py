@@ -346,6 +346,7 @@ def stack(samples):
 """
 
 
+@pytest.mark.each_value
 @pytest.mark.parametrize(
     "method", ["fork", *(pytest.param(method, marks=pytest.mark.slow) for method in ("spawn", "forkserver"))]
 )

@@ -527,6 +527,7 @@ def test_numbers_are_collated_as_torch_is_told_to(monkeypatch):
     check(lambda: stored("CIFAR10", random_crop()))
 
 
+@pytest.mark.each_value
 @pytest.mark.parametrize("workers", [0, 2])
 @pytest.mark.parametrize("name", COLORED)
 def test_targets_of_other_kinds_are_asked_with_the_samplers_indices(name, workers):

@@ -231,7 +231,7 @@ def test_a_dataset_that_cannot_be_pickled_gets_torchs_own_error(cores, method):
     loader.close()
 
 
-@pytest.mark.slow
+@pytest.mark.thorough
 def test_spawned_workers_are_chosen_as_well(cores):
     cores(2)
     with FastLoader(Costly(12, 0.002), batch_size=2, num_workers="auto", multiprocessing_context="spawn") as loader:

@@ -207,7 +207,7 @@ def test_who_tries_settings_opens_alone() -> None:
     assert opened == [["torch", "timm"], ["dali-gpu"], ["dali-cpu"]]
 
 
-@pytest.mark.slow
+@pytest.mark.thorough
 def test_questions_may_differ_in_recipe(tmp_path) -> None:
     data = write_photos(tmp_path / "photos", PhotoSet(count=32, classes=2, edge_px=64)).path
     common = ["--quick", "--contenders", "fastload", "--data", str(data), "--json", str(tmp_path)]

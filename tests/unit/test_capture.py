@@ -181,6 +181,7 @@ def test_ended_loops_stay_ended(recorder):
     assert len(capture(list(range(2)), 5, 5, end=True)) == 2
 
 
+@pytest.mark.each_value
 @pytest.mark.parametrize("method", ["fork", pytest.param("spawn", marks=pytest.mark.slow)])
 @pytest.mark.parametrize("loader", ["DataLoader", "FastLoader"])
 def test_a_tool_sees_each_step_with_the_number_of_its_batch(traced, loader, method):

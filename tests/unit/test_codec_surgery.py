@@ -35,7 +35,7 @@ def test_files_put_together_wrongly(make) -> None:
     assert min(seen["ok"], seen["corrupt"], seen["unsupported"]) > TRIALS // 50, seen
 
 
-@pytest.mark.slow
+@pytest.mark.thorough
 @pytest.mark.parametrize("make", [png_file, webp_file])
 def test_ten_thousand_files_put_together_wrongly(make) -> None:
     rng = random.Random(6)

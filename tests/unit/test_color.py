@@ -145,7 +145,7 @@ def test_hue_of_grays_and_random_colours(level, factor):
     check("hue", np.random.default_rng(3).integers(0, 256, (256, 1024, 3), np.uint8), factor)
 
 
-@pytest.mark.slow
+@pytest.mark.thorough
 @pytest.mark.parametrize("factor", SHIFTS)
 def test_hue_of_all_colours(level, factor):
     values = np.arange(2**24, dtype=np.uint32)

@@ -92,7 +92,7 @@ def test_threads_scan_new_files_if_that_is_much_faster_than_all_else() -> None:
     assert got.chosen[100:].count("scan") == 1900
 
 
-@pytest.mark.slow
+@pytest.mark.thorough
 @pytest.mark.parametrize("threads", [1, 2, 4, 8, 16])
 @pytest.mark.parametrize("step_s", [0.0, 0.005, 0.02, 0.05, 0.2])
 def test_it_is_as_fast_as_the_better_side_on_any_machine(threads: int, step_s: float) -> None:

@@ -298,7 +298,7 @@ def test_a_thread_that_needs_the_gil_does_not_keep_one_from_painting(slow):
         thread.join()
 
 
-@pytest.mark.slow
+@pytest.mark.thorough
 def test_no_fork_finds_a_lock_that_is_held():
     stop = threading.Event()
 

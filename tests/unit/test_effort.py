@@ -9,7 +9,7 @@ import pytest
 class Item:
     """What pytest collects for one combination of parameters."""
 
-    each_value = None
+    each_value = slow = None
 
     def __init__(self, *marks, **params):
         self.nodeid = f"test_of_{len(marks)}[{params}]"
@@ -22,8 +22,7 @@ class Item:
         return self.marks
 
     def get_closest_marker(self, name):
-        assert name == "each_value"
-        return self.each_value
+        return getattr(self, name)
 
 
 def product(*marks, **values):
@@ -47,6 +46,18 @@ def test_each_value_is_still_there_with_others_beside_it_each_time(monkeypatch):
     left = [tuple(item.params.values()) for item in items if item not in effort.beyond_pairs(items)]
     assert [a for a, _ in left] == [0, 1, 2, 3]
     assert sorted(b for _, b in left) == ["x", "x", "y", "y"]
+
+
+@pytest.mark.parametrize("marked", [None, "marked"])
+def test_slow_values_come_beside_those_that_run_without_them(monkeypatch, marked):
+    monkeypatch.setattr(Item, "each_value", marked)
+    items = product("a", "b", "c", a=range(4), b="xyz", c=range(3))
+    for item in items:
+        item.slow = "slow" if item.params["b"] != "z" else None
+    quick = [item for item in items if item.slow is None]
+    left, left_quick = set(items) - effort.beyond_pairs(items), set(quick) - effort.beyond_pairs(quick)
+    assert left_quick < left
+    assert {item.params["b"] for item in left} == {*"xyz"}
 
 
 def test_lists_and_products_of_two_stay_whole():

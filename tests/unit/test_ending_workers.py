@@ -238,6 +238,7 @@ STEPS = {  # of closing, and of torch's _shutdown_workers at the end of an epoch
 }
 
 
+@pytest.mark.each_value
 @pytest.mark.parametrize("step", STEPS)
 @pytest.mark.parametrize("at_the_end", [False, True])
 def test_closing_or_ending_that_is_interrupted_leaves_nothing(make, monkeypatch, step, at_the_end):
@@ -530,6 +531,7 @@ def test_the_end_of_the_program_completes_a_shutdown_and_ends_others_after_an_er
 ENDS = ("loader.close()", "shutdown.shut_down(host)", "del loader, iterator, host", "util._exit_function()")
 
 
+@pytest.mark.each_value
 @pytest.mark.parametrize("end", ENDS)
 @pytest.mark.parametrize("persistent", [False, True])
 def test_what_a_forked_child_ends_goes_on_in_its_parent(make, end, persistent):

@@ -192,7 +192,7 @@ def test_streams_made_at_random_are_taken_if_zlib_takes_them() -> None:
     assert min(seen[True], seen[False]) > TRIALS // 20, seen
 
 
-@pytest.mark.slow
+@pytest.mark.thorough
 def test_ten_thousand_streams_made_at_random() -> None:
     assert Counter(random_trial(random.Random(-1 - number)) for number in range(10_000))[True] > 1000
 

@@ -160,6 +160,7 @@ thread.join()
     assert sorted(trace.thread_names().values()) == ["fastload-feeder-0", "main"]
 
 
+@pytest.mark.each_value
 @pytest.mark.parametrize("method", ["fork", pytest.param("spawn", marks=pytest.mark.slow)])
 @pytest.mark.parametrize("dataset", ["Squares()", "Stream()"])
 def test_workers_send_a_fetch_per_batch_with_the_batch_number(traced, method, dataset):

@@ -88,6 +88,7 @@ class Truth(ImageFolder):
 ARRANGED = [WithIndex, WithPath, Dicts, ImageAlone, Swapped, OfAClass, Truth]
 
 
+@pytest.mark.each_value
 @pytest.mark.parametrize("workers", [0, 2])
 @pytest.mark.parametrize("kind", ARRANGED)
 def test_arranged_samples(root, kind, workers):

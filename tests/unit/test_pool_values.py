@@ -321,6 +321,7 @@ def transform_of(kind: str) -> Any:
     )
 
 
+@pytest.mark.each_value
 @pytest.mark.parametrize("workers", [0, 2])
 @pytest.mark.parametrize("dtype", [None, torch.float16, torch.bfloat16, torch.float64])
 @pytest.mark.parametrize("kind", ["values", "bytes", "erased", "noise"])

@@ -55,6 +55,7 @@ def test_no_batches_are_no_epoch():
     assert list(FastLoader([], batch_size=2).replay(3)) == []
 
 
+@pytest.mark.each_value
 @pytest.mark.parametrize("num_workers", [0, 2])
 @pytest.mark.parametrize("persistent", [False, True])
 def test_the_next_epoch_is_the_one_that_it_would_have_been(num_workers, persistent):

@@ -246,7 +246,7 @@ CSRC = native_shim.CSRC
 LEVELS = native_shim.core_files("base/simd_level.cpp", "resample/*.cpp", "tests/levels.cpp")
 
 
-@pytest.mark.slow
+@pytest.mark.thorough
 def test_levels_agree_under_sanitizers(tmp_path: Path) -> None:
     program = tmp_path / "levels"
     flags = [

@@ -30,7 +30,7 @@ def build_wheel(folder, config_settings=None, metadata_directory=None):
 """
 
 
-@pytest.mark.slow
+@pytest.mark.thorough
 @pytest.mark.skipif(platform.machine() != "x86_64", reason="Pillow-SIMD is written for x86-64")
 @pytest.mark.parametrize("then", ["", "raise ImportError('broken')"])
 def test_pillow_is_swapped_and_comes_back(tmp_path: Path, then: str) -> None:

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from decode_on_cpu import KernelsOnCpu
+from decode_on_cpu import KernelsOnCpu, kernels_fixture
 from effort import examples
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -98,9 +98,7 @@ class Staged:
         assert {int(level) for end in (self._all[0], self._all[-1]) for level in end.unique()} == {GUARD}
 
 
-@pytest.fixture(scope="module")
-def kernels(tmp_path_factory: pytest.TempPathFactory) -> KernelsOnCpu:
-    return KernelsOnCpu(tmp_path_factory.mktemp("kernels"))
+kernels = kernels_fixture
 
 
 @pytest.fixture(scope="module")
@@ -406,11 +404,11 @@ def test_a_second_image_has_room_only_where_it_is_needed(pool):
     assert used(gaussian(3, 3)) == 4 * image  # whose pixels take twice as much
 
 
-@pytest.mark.slow
-def test_every_colour_shifts_its_hue_as_on_the_threads(tmp_path):
+@pytest.mark.thorough
+def test_every_colour_shifts_its_hue_as_on_the_threads(kernels):
     """By the kernel's own function, for all colours."""
     levels = np.arange(1 << 24, dtype=np.uint32)
-    got = KernelsOnCpu(tmp_path).hues(levels, 77)
+    got = kernels.hues(levels, 77)
     want = np.ascontiguousarray(levels.view(np.uint8).reshape(4096, 4096, 4)[..., :3])
     _core.adjust_hue(want, 77)
     assert np.array_equal(got.view(np.uint8).reshape(4096, 4096, 4)[..., :3], want)

@@ -135,6 +135,7 @@ def test_the_rush_of_batches_made_ahead_is_not_measured():
     assert rate.wait_share > 0.5
 
 
+@pytest.mark.each_value
 @pytest.mark.parametrize("kind", [FastLoader, DataLoader])
 @pytest.mark.parametrize("persistent", [False, True])
 def test_the_loop_fed_by_the_loader_ends_its_workers(kind, persistent):

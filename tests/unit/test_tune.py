@@ -82,6 +82,7 @@ def costly(monkeypatch):
     monkeypatch.setattr(policy, "run_trial", lambda loader: Trial(batches=1, cost_s=1.0, batch_s=8.0, batch_bytes=256))
 
 
+@pytest.mark.each_value
 @pytest.mark.parametrize("kind", [FastLoader, DataLoader])
 @pytest.mark.parametrize("num_workers", [0, 1])
 def test_a_copy_of_the_loader_begins_with_what_auto_would_and_no_more_than_allowed(kind, num_workers, costly):

@@ -38,7 +38,7 @@ def test_there_are_twelve_and_three_are_the_loops_own(monkeypatch, told, loops_o
 
 
 @pytest.mark.timeout(600)
-@pytest.mark.slow
+@pytest.mark.thorough
 def test_verdicts_name_what_is_planted_on_a_cpu(tmp_path):
     file = tmp_path / "verdicts.json"
     assert run_benchmark(["verdicts", "--quick", "--device", "cpu", "--json", str(file)]) == 0

@@ -151,6 +151,7 @@ def pair(one, two):
     return made("return [self.one(IMAGE), self.two(IMAGE)]", one=one, two=two)
 
 
+@pytest.mark.each_value
 @pytest.mark.parametrize("workers", [0, 1, 3])
 @pytest.mark.parametrize("run", [{}, {"breaks_at": 2}])
 def test_batches_and_random_states_are_torchs(root, workers, run):
@@ -227,6 +228,7 @@ def multi_crop(module=v1, large=24, small=(9, 13), n=3):
     return made(CROPS, large=first(module, large), other=second(module, large), small=local, n=n)
 
 
+@pytest.mark.each_value
 @pytest.mark.parametrize("workers", [0, 1, 3])
 @pytest.mark.parametrize("run", [{"count": 2}, {"breaks_at": 2}])
 def test_views_of_two_sizes_are_torchs(root, workers, run):

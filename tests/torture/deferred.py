@@ -271,7 +271,7 @@ class Case:
             "plain" if is_chance else habit,
             way,
             epochs=rng.randint(1, 3) if method == "fork" else 1,
-            breaks=rng.choice((0, 0, 0, 1, 2, 5)),
+            breaks=rng.choice((0, 0, 0, 1, 2, 5)) if in_order else 0,
             seeds=not alone or rng.random() < 0.7,
             catches=rng.random() < 0.7,
         )

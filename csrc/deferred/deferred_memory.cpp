@@ -37,12 +37,14 @@ enum State : std::uint32_t {
 
 }  // namespace
 
-// Its pages cannot be accessed unless it is painted. So arming a slot that was not painted takes no system call.
+// Its pages cannot be accessed unless it is painted. An armed slot is a mapping of its own, as a painted one is: there may
+// be no more mappings when it is painted. It stays one, so that arming a slot that was not painted takes no system call.
 struct DeferredMemory::Slot {
   std::uint8_t* begin = nullptr;
   int size_class = 0;
   std::atomic<std::uint32_t> state{kFree};  // changes under the lock
   std::size_t bytes = 0;                    // that the program needs, whole pages
+  std::size_t mapped_bytes = 0;             // of the mapping that cannot be accessed
   // Changes under the lock, never while it is painted from.
   std::shared_ptr<const TensorProgram> program;
   DeferredMemory* user = nullptr;
@@ -57,13 +59,18 @@ using Slot = DeferredMemory::Slot;
 constexpr std::size_t kSmallestSlot = std::size_t{64} << 10;  // the largest page of any Linux
 constexpr std::size_t kChunk = std::size_t{16} << 20;
 constexpr std::size_t kMostChunks = 4096;
+constexpr std::size_t kPlaces = 2 * kMostChunks;
+// As much address space is left to others, where it is limited.
+constexpr std::size_t kLeftBytes = std::size_t{1} << 30;
 constexpr int kClassesPerOctave = 8;
 constexpr int kClasses = 40 * kClassesPerOctave;
 // A thread may fault when another has painted already, once. One that faults again and again is kept from the memory by
 // something else.
 constexpr int kMostFaultsWhenPainted = 4096;
-// A painted slot splits the mapping that it lies in. As many mappings are left to others.
+// A slot splits the mapping that it lies in. As many mappings are left to others.
 constexpr long kMappingsPerSlot = 4;
+// Mappings that are kept to be given up when pages are moved, for which the system wants a few more than it takes.
+constexpr std::size_t kReservePages = 24;
 
 // A page that a process gets costs about 1 us the first time, which is more than what is written to it. So this much is
 // kept of those that were freed.
@@ -79,12 +86,16 @@ struct SparePages {
   std::size_t bytes = 0;
 };
 
-// Slots of one size.
+// Slots of one size, in chunks of their own. Never freed.
 struct Region {
   std::uint8_t* begin = nullptr;
+  std::size_t chunks = 0;
   std::size_t slot_bytes = 0;
   std::size_t count = 0;
   std::unique_ptr<Slot[]> slots;
+  Region* next = nullptr;
+
+  bool has(const void* address) const { return address >= begin && address < begin + chunks * kChunk; }
 };
 
 void wait_while(const std::atomic<std::uint32_t>& value, std::uint32_t is) {
@@ -100,9 +111,10 @@ struct Arena {
   // Held for moments; neither a fault nor a callback happens meanwhile. Taken before a fork, so that a child's copy is
   // free and consistent.
   pthread_mutex_t mutex = PTHREAD_MUTEX_INITIALIZER;
-  std::uint8_t* begin = nullptr;
-  std::size_t chunks = 0, used_chunks = 0;
-  std::array<Region*, kMostChunks> region_of{};  // by chunk
+  std::size_t chunks = 0;
+  std::array<std::atomic<Region*>, kPlaces> places{};  // of chunks, by their numbers, or behind; read without the lock
+  Region* regions = nullptr;
+  std::uint8_t* reserve = nullptr;  // mappings
   std::array<Slot*, kClasses> free_slots{};
   long armed = 0, most_armed = 0;
   std::array<SparePages*, kClasses> spare_pages{};
@@ -139,21 +151,56 @@ std::pair<int, std::size_t> size_class(std::size_t bytes) {
   return {octave * kClassesPerOctave + static_cast<int>(steps) - 1, steps * step};
 }
 
+std::size_t chunk_number(const void* address) { return reinterpret_cast<std::uintptr_t>(address) / kChunk; }
+
+// The region that has this address. There are at least twice as many places as chunks.
+Region* region_at(const Arena& all, const void* address) {
+  for (std::size_t place = chunk_number(address);; ++place) {
+    Region* region = all.places[place % kPlaces].load(std::memory_order_acquire);
+    if (region == nullptr || region->has(address)) return region;
+  }
+}
+
 // The slot that has this address, free or not. Requires the lock.
 Slot* slot_at(const Arena& all, const void* address) {
-  const auto offset = static_cast<std::size_t>(static_cast<const std::uint8_t*>(address) - all.begin);
-  if (address < all.begin || offset >= all.used_chunks * kChunk) return nullptr;
-  const Region& region = *all.region_of[offset / kChunk];
-  const auto number = static_cast<std::size_t>(static_cast<const std::uint8_t*>(address) - region.begin);
-  return number / region.slot_bytes < region.count ? &region.slots[number / region.slot_bytes] : nullptr;
+  const Region* region = region_at(all, address);
+  if (region == nullptr) return nullptr;
+  const auto number = static_cast<std::size_t>(static_cast<const std::uint8_t*>(address) - region->begin);
+  return number / region->slot_bytes < region->count ? &region->slots[number / region->slot_bytes] : nullptr;
+}
+
+// Whether this process may have as much more address space, and others something, too.
+bool has_room(std::size_t bytes) {
+  rlimit limit{};
+  if (getrlimit(RLIMIT_AS, &limit) != 0 || limit.rlim_cur == RLIM_INFINITY) return true;
+  unsigned long pages = 0;
+  if (std::FILE* file = std::fopen("/proc/self/statm", "re")) {
+    if (std::fscanf(file, "%lu", &pages) != 1) pages = 0;
+    std::fclose(file);
+  }
+  return pages != 0 && pages * whole_pages(1) + bytes + kLeftBytes <= limit.rlim_cur;
+}
+
+// Address space that cannot be accessed, at a multiple of the chunk; null if there is none.
+std::uint8_t* chunks_for(std::size_t bytes) {
+  constexpr int kFlags = MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE;
+  void* room = has_room(bytes) ? mmap(nullptr, bytes + kChunk, PROT_NONE, kFlags, -1, 0) : MAP_FAILED;
+  if (room == MAP_FAILED) return nullptr;
+  auto* const begin = static_cast<std::uint8_t*>(room);
+  const std::size_t skipped = (kChunk - reinterpret_cast<std::uintptr_t>(room) % kChunk) % kChunk;
+  if (skipped != 0) munmap(begin, skipped);
+  munmap(begin + skipped + bytes, kChunk - skipped);
+  return begin + skipped;
 }
 
 // Adds slots of a class; false if there is no room. Requires the lock.
 bool add_region(Arena& all, int number, std::size_t slot_bytes) {
   const std::size_t chunks = (slot_bytes + kChunk - 1) / kChunk;
-  if (chunks > all.chunks - all.used_chunks) return false;
+  std::uint8_t* begin = chunks > kMostChunks - all.chunks ? nullptr : chunks_for(chunks * kChunk);
+  if (begin == nullptr) return false;
   auto region = std::make_unique<Region>();
-  region->begin = all.begin + all.used_chunks * kChunk;
+  region->begin = begin;
+  region->chunks = chunks;
   region->slot_bytes = slot_bytes;
   region->count = chunks * kChunk / slot_bytes;
   region->slots = std::make_unique<Slot[]>(region->count);
@@ -163,8 +210,63 @@ bool add_region(Arena& all, int number, std::size_t slot_bytes) {
     slot.size_class = number;
     slot.next = std::exchange(all.free_slots[static_cast<std::size_t>(number)], &slot);
   }
-  for (std::size_t i = 0; i < chunks; ++i) all.region_of[all.used_chunks++] = region.get();
+  all.chunks += chunks;
+  region->next = std::exchange(all.regions, region.get());
+  for (std::size_t i = 0; i < chunks; ++i) {
+    std::size_t place = chunk_number(begin) + i;
+    while (all.places[place % kPlaces].load() != nullptr) ++place;
+    all.places[place % kPlaces].store(region.get(), std::memory_order_release);
+  }
   region.release();
+  return true;
+}
+
+// Keeps mappings to give up; false if there are none. Requires the lock.
+bool have_reserve(Arena& all) {
+  const std::size_t page = whole_pages(1), bytes = kReservePages * page;
+  if (all.reserve != nullptr) return true;
+  void* pages = mmap(nullptr, bytes, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+  if (pages == MAP_FAILED) return false;
+  all.reserve = static_cast<std::uint8_t*>(pages);
+  for (std::size_t at = 0; at < bytes; at += 2 * page) {
+    if (mprotect(all.reserve + at, page, PROT_READ) == 0) continue;
+    munmap(std::exchange(all.reserve, nullptr), bytes);
+    return false;
+  }
+  return true;
+}
+
+// Gives up what is kept of mappings and memory. Requires the lock.
+void give_up_reserve(Arena& all) {
+  if (all.reserve != nullptr) munmap(std::exchange(all.reserve, nullptr), kReservePages * whole_pages(1));
+  for (SparePages*& spare : all.spare_pages) {
+    while (spare != nullptr) {
+      SparePages* pages = std::exchange(spare, spare->next);
+      munmap(pages, pages->bytes);
+    }
+  }
+  all.spare_bytes = 0;
+}
+
+// Calls `make` again without the reserve if it returns null.
+template <class Make>
+auto with_reserve(Arena& all, const Make& make) {
+  auto made = make();
+  if (!made) {
+    give_up_reserve(all);
+    made = make();
+    have_reserve(all);
+  }
+  return made;
+}
+
+// Makes the slot's bytes a mapping of their own; those behind, at least a page, stay as they were. Requires the lock.
+bool separate(Slot& slot) {
+  if (slot.mapped_bytes == slot.bytes) return true;
+  if (slot.mapped_bytes > slot.bytes) madvise(slot.begin, slot.mapped_bytes, MADV_DODUMP);
+  slot.mapped_bytes = 0;
+  if (madvise(slot.begin, slot.bytes, MADV_DONTDUMP) != 0) return false;
+  slot.mapped_bytes = slot.bytes;
   return true;
 }
 
@@ -193,20 +295,22 @@ bool make_inaccessible(void* begin, std::size_t bytes) {
 
 // Readable pages with any contents, which are to become a slot's; null if there is no memory.
 std::uint8_t* pages_for(const Slot& slot) {
+  Arena& all = *arena.load();
   {
     const Locked lock;
-    Arena& all = *arena.load();
     SparePages*& spare = all.spare_pages[static_cast<std::size_t>(slot.size_class)];
     if (spare != nullptr && spare->bytes == slot.bytes) {
       all.spare_bytes -= slot.bytes;
       return reinterpret_cast<std::uint8_t*>(std::exchange(spare, spare->next));
     }
   }
-  return map_readable(slot);
+  if (std::uint8_t* pages = map_readable(slot)) return pages;
+  const Locked lock;
+  return with_reserve(all, [&] { return map_readable(slot); });
 }
 
 // Takes a painted slot's pages away. Requires the lock. False: they are still there.
-bool take_pages(Arena& all, const Slot& slot) {
+bool take_pages(Arena& all, Slot& slot) {
 #ifdef MREMAP_DONTUNMAP
   SparePages*& first = all.spare_pages[static_cast<std::size_t>(slot.size_class)];
   if (first != nullptr && first->bytes != slot.bytes) {
@@ -222,7 +326,8 @@ bool take_pages(Arena& all, const Slot& slot) {
     }
   }
 #endif
-  return make_inaccessible(slot.begin, slot.bytes);
+  slot.mapped_bytes = 0;
+  return with_reserve(all, [&] { return make_inaccessible(slot.begin, slot.bytes); });
 }
 
 // All at once: another thread sees none of the pages, or all. Frees the old place.
@@ -236,7 +341,8 @@ State end_painting(Slot& slot, std::uint8_t* pages, State if_not) {
   State state = if_not;
   {
     const Locked lock;
-    if (pages != nullptr && move_pages(pages, slot.bytes, slot.begin)) state = kPainted;
+    const auto move = [&] { return move_pages(pages, slot.bytes, slot.begin); };
+    if (pages != nullptr && with_reserve(*arena.load(), move)) state = kPainted;
     slot.state.store(state);
   }
   wake_all(slot.state);
@@ -315,7 +421,7 @@ bool start_painter() {
 // Has a slot painted and waits for it. Returns whether it may be accessed.
 bool on_fault(void* address) {
   Arena& all = *arena.load();
-  if (address < all.begin || address >= all.begin + all.chunks * kChunk) return false;
+  if (region_at(all, address) == nullptr) return false;
   Slot* slot = nullptr;
   {
     const Locked lock;
@@ -345,10 +451,9 @@ void after_fork_in_child() {
   Arena& all = *arena.load();
   all.requests = nullptr;
   all.has_painter = false;
-  for (std::size_t chunk = 0; chunk < all.used_chunks; ++chunk) {
-    const Region& region = *all.region_of[chunk];
-    for (std::size_t i = 0; i < region.count; ++i) {
-      if (region.slots[i].state.load() == kPainting) region.slots[i].state.store(kArmed);
+  for (const Region* region = all.regions; region != nullptr; region = region->next) {
+    for (std::size_t i = 0; i < region->count; ++i) {
+      if (region->slots[i].state.load() == kPainting) region->slots[i].state.store(kArmed);
     }
   }
   pthread_mutex_unlock(&all.mutex);
@@ -363,38 +468,57 @@ long most_mappings() {
   return most;
 }
 
-// What faults do in this process is tried with this slot.
-bool tries_well(Arena& all) {
-  const auto [number, bytes] = size_class(1);
-  if (!add_region(all, number, bytes)) return false;
+// A free slot, armed for so many bytes; null if there are no more. Requires the lock.
+Slot* arm(Arena& all, std::size_t bytes, const std::shared_ptr<const TensorProgram>& program, DeferredMemory* user) {
+  const std::size_t pages = whole_pages(bytes);
+  const auto [number, slot_bytes] = size_class(pages + whole_pages(1));
   Slot*& free = all.free_slots[static_cast<std::size_t>(number)];
-  Slot& slot = *std::exchange(free, free->next);
-  slot.program = std::make_shared<TensorProgram>();  // of no images: zeros
-  slot.bytes = whole_pages(1);
-  slot.state.store(kArmed);
-  const volatile std::uint8_t* byte = slot.begin;
-  const bool zero = *byte == 0 && slot.state.load() == kPainted;
-  slot.program.reset();
-  slot.state.store(kFree);
-  slot.next = std::exchange(free, &slot);
-  return make_inaccessible(slot.begin, slot.bytes) && zero;
+  if (all.armed >= all.most_armed || !have_reserve(all)) return nullptr;
+  if (free == nullptr && !add_region(all, number, slot_bytes)) return nullptr;
+  free->bytes = pages;
+  if (!separate(*free)) return nullptr;
+  Slot* slot = std::exchange(free, free->next);
+  ++all.armed;
+  slot->program = program;
+  slot->user = user;
+  slot->next = nullptr;
+  slot->faults_when_painted = 0;
+  slot->state.store(kArmed);
+  return slot;
+}
+
+// Frees a slot; returns its program. Requires the lock, and that it is not painted just now.
+std::shared_ptr<const TensorProgram> disarm(Arena& all, Slot& slot) {
+  --all.armed;
+  slot.user = nullptr;
+  if (slot.state.load() == kPainted && !take_pages(all, slot)) {
+    slot.state.store(kFailed);  // such pages must not be used again
+  } else {
+    slot.state.store(kFree);
+    slot.next = std::exchange(all.free_slots[static_cast<std::size_t>(slot.size_class)], &slot);
+  }
+  return std::move(slot.program);
+}
+
+// What faults do in this process is tried with a slot.
+bool tries_well(Arena& all) {
+  Slot* slot = nullptr;
+  {
+    const Locked lock;
+    slot = arm(all, 1, std::make_shared<TensorProgram>(), nullptr);  // of no images: zeros
+  }
+  if (slot == nullptr) return false;
+  const volatile std::uint8_t* byte = slot->begin;
+  const bool zero = *byte == 0 && slot->state.load() == kPainted;
+  const Locked lock;
+  disarm(all, *slot);
+  return zero && slot->state.load() == kFree;
 }
 
 bool prepare() {
-  constexpr std::size_t kFewestChunks = 64;
   auto all = std::make_unique<Arena>();
   all->most_armed = most_mappings() / kMappingsPerSlot;
   if (all->most_armed == 0) return false;
-  rlimit limit{};
-  getrlimit(RLIMIT_AS, &limit);
-  void* begin = MAP_FAILED;
-  for (all->chunks = kMostChunks; begin == MAP_FAILED; all->chunks /= 2) {
-    if (all->chunks < kFewestChunks) return false;
-    if (limit.rlim_cur != RLIM_INFINITY && all->chunks * kChunk > limit.rlim_cur / 8) continue;
-    begin = mmap(nullptr, all->chunks * kChunk, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
-    if (begin != MAP_FAILED) break;
-  }
-  all->begin = static_cast<std::uint8_t*>(begin);
   arena.store(all.release());
   return pthread_atfork(&before_fork, &after_fork_in_parent, &after_fork_in_child) == 0;
 }
@@ -410,45 +534,26 @@ bool DeferredMemory::available() {
 
 DeferredMemory* DeferredMemory::at(const void* address) {
   Arena* all = arena.load();
-  if (all == nullptr || address < all->begin || address >= all->begin + all->chunks * kChunk) return nullptr;
+  if (all == nullptr || region_at(*all, address) == nullptr) return nullptr;
   const Locked lock;
   const Slot* slot = slot_at(*all, address);
   return slot == nullptr ? nullptr : slot->user;
 }
 
-DeferredMemory::DeferredMemory(std::shared_ptr<const TensorProgram> program) {
+DeferredMemory::DeferredMemory(const std::shared_ptr<const TensorProgram>& program) {
   if (!handles_faults()) throw std::bad_alloc();
-  Arena& all = *arena.load();
-  const auto [number, bytes] = size_class(program->nbytes());
   const Locked lock;
-  Slot*& free = all.free_slots[static_cast<std::size_t>(number)];
-  if (all.armed >= all.most_armed || (free == nullptr && !add_region(all, number, bytes))) throw std::bad_alloc();
-  slot_ = std::exchange(free, free->next);
-  ++all.armed;
-  slot_->bytes = whole_pages(program->nbytes());
-  slot_->program = std::move(program);
-  slot_->user = this;
-  slot_->next = nullptr;
-  slot_->faults_when_painted = 0;
-  slot_->state.store(kArmed);
+  slot_ = arm(*arena.load(), program->nbytes(), program, this);
+  if (slot_ == nullptr) throw std::bad_alloc();
 }
 
 DeferredMemory::~DeferredMemory() {
-  Arena& all = *arena.load();
   std::shared_ptr<const TensorProgram> program;  // dropped last, without the lock: the files' owner may need another
   while (true) {
     wait_while(slot_->state, kPainting);  // by an access that was never allowed
     const Locked lock;
     if (slot_->state.load() == kPainting) continue;
-    program = std::move(slot_->program);
-    slot_->user = nullptr;
-    --all.armed;
-    if (slot_->state.load() == kPainted && !take_pages(all, *slot_)) {
-      slot_->state.store(kFailed);  // such pages must not be used again
-      return;
-    }
-    slot_->state.store(kFree);
-    slot_->next = std::exchange(all.free_slots[static_cast<std::size_t>(slot_->size_class)], slot_);
+    program = disarm(*arena.load(), *slot_);
     return;
   }
 }
@@ -516,7 +621,7 @@ struct DeferredMemory::Slot {};
 
 bool DeferredMemory::available() { return false; }
 DeferredMemory* DeferredMemory::at(const void*) { return nullptr; }
-DeferredMemory::DeferredMemory(std::shared_ptr<const TensorProgram>) : slot_(nullptr) { throw std::bad_alloc(); }
+DeferredMemory::DeferredMemory(const std::shared_ptr<const TensorProgram>&) : slot_(nullptr) { throw std::bad_alloc(); }
 DeferredMemory::~DeferredMemory() = default;
 std::uint8_t* DeferredMemory::data() const { return nullptr; }
 bool DeferredMemory::is_painted() const { return slot_ != nullptr; }

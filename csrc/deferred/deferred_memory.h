@@ -25,7 +25,7 @@ class DeferredMemory {
   static DeferredMemory* at(const void* address);
 
   // Throws std::bad_alloc: there is no memory, too much is armed already, or it is not available.
-  explicit DeferredMemory(std::shared_ptr<const TensorProgram> program);
+  explicit DeferredMemory(const std::shared_ptr<const TensorProgram>& program);
   ~DeferredMemory();
   DeferredMemory(const DeferredMemory&) = delete;
   DeferredMemory& operator=(const DeferredMemory&) = delete;

@@ -6,6 +6,8 @@
 #include <unordered_map>
 #include <utility>
 
+#include <pthread.h>
+
 namespace fastload {
 namespace {
 
@@ -56,6 +58,13 @@ class Tables {
     if (shard.tables.emplace(key, table).second) shard.bytes += bytes;
   }
 
+  void lock() {
+    for (Shard& shard : shards_) shard.mutex.lock();
+  }
+  void unlock() {
+    for (Shard& shard : shards_) shard.mutex.unlock();
+  }
+
  private:
   struct Hash {
     std::size_t operator()(const Key& key) const { return hash_of(key); }
@@ -72,9 +81,13 @@ class Tables {
   std::array<Shard, kShards> shards_;
 };
 
-// Never destroyed, as threads of a pool may outlive the end of main().
+// Never destroyed, as threads of a pool may outlive the end of main(). Locked during a fork, whose child has no other
+// thread that would unlock one.
 Tables& tables() {
-  static auto* const all = new Tables;
+  static auto* const all = [] {
+    pthread_atfork([] { tables().lock(); }, [] { tables().unlock(); }, [] { tables().unlock(); });
+    return new Tables;
+  }();
   return *all;
 }
 

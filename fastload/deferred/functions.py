@@ -5,6 +5,7 @@ What a function does to the levels is learnt from an image that has all of them.
 
 from __future__ import annotations
 
+import _signal
 import faulthandler
 import functools
 import math
@@ -34,7 +35,7 @@ from fastload.lazy import functions as lazy_functions
 from fastload.lazy.images import levels_of, pending_of
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterable
 
 _HOME: Final = "torchvision.transforms.functional"
 _PLACES: Final = (
@@ -67,7 +68,7 @@ _POINTERS: Final = (
 _HANDLERS: Final = (
     (faulthandler, "enable"),
     (faulthandler, "disable"),
-    (signal, "signal"),
+    (_signal, "signal"),  # which signal's calls
     (torch._C, "_set_worker_signal_handlers"),
 )
 """What changes this process's actions at memory faults."""
@@ -257,6 +258,27 @@ def _guarding(original: Any) -> Any:
             memory.guard_pages()
 
     return function
+
+
+def let_faults_through() -> None:
+    """Keep threads of this process from blocking memory faults, at which the kernel would end it.
+
+    They are told that they do. Call it before there are other threads.
+    """
+    original, fault = _signal.pthread_sigmask, int(signal.SIGSEGV)
+    thread = threading.local()
+
+    @functools.wraps(original)
+    def pthread_sigmask(how: int, mask: Iterable[int], /) -> Any:
+        numbers = list(mask)
+        rest = numbers if how == signal.SIG_UNBLOCK else [each for each in numbers if each != fault]
+        found = original(how, rest)
+        blocked = getattr(thread, "blocks_faults", False)
+        if how == signal.SIG_SETMASK or fault in numbers:
+            thread.blocks_faults = how != signal.SIG_UNBLOCK and fault in numbers
+        return found | {fault} if blocked else found
+
+    _signal.pthread_sigmask = pthread_sigmask
 
 
 def _table_of(function: Any) -> tuple[torch.Tensor, bool, bool] | None:

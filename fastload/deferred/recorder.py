@@ -14,6 +14,7 @@ from __future__ import annotations
 import contextlib
 import linecache
 import sys
+import traceback
 import warnings
 from collections import Counter
 from dataclasses import replace
@@ -303,11 +304,13 @@ def _call_of(func: Any, tensor: Any, args: tuple[Any, ...], kwargs: dict[str, An
     key += [_IMAGE if each is tensor else _constant(each) for each in kwargs.values()]
     if None in key:
         return None
-    return func, *key, *kwargs, tensor.dim(), type(tensor), torch.get_default_dtype()
+    return func, *key, *kwargs, tensor.dim(), type(tensor), torch.get_default_dtype(), _SMALLEST / 2
 
 
 _IMAGE: Final = object()
 _NOTHING: Final = (None, None, 0)
+_SMALLEST: Final = sys.float_info.min
+"""Half of it is zero in a thread without denormals, see ``torch.set_flush_denormal``."""
 
 
 def _on_values(tensor: Any, levels: torch.Tensor) -> Any:
@@ -347,7 +350,9 @@ def _pointwise(recorder: CallRecorder, func: Any, args: tuple[Any, ...], kwargs:
             kind, table = type(values), shared_table(values)
             _results[known] = content.table, table, version
         fills = _changed_fills(content, run, func, args, kwargs)
-    except Exception:  # noqa: BLE001 - torch raises it again, for the image
+    except Exception as error:  # torch raises it again, for the image
+        if not _is_torchs(error):
+            raise
         return _UNKNOWN
     made = content.with_values(table, fills)
     key = func, tensor.dim(), content.planar, content.table.dtype
@@ -405,6 +410,16 @@ class _UncertainError(Exception):
     """Not all values are certain."""
 
 
+_TORCHS: Final = frozenset([RuntimeError, NotImplementedError, TypeError, ValueError, IndexError, OverflowError])
+
+
+def _is_torchs(error: Exception) -> bool:
+    """Whether torch refuses a call. Else the handler of a signal has raised, or another thread."""
+    frames = traceback.walk_tb(error.__traceback__)
+    names = {str(frame.f_globals.get("__name__", "")).partition(".")[0] for frame, _ in frames}
+    return type(error) in {*_TORCHS, _UncertainError} and names <= {"torch", "torchvision", "fastload"}
+
+
 def _changed_fills(
     content: Content, run: Callable[[torch.Tensor], Any], func: Any, args: Any, kwargs: dict[str, Any]
 ) -> tuple[Fill, ...]:
@@ -451,7 +466,9 @@ def _in_place(recorder: CallRecorder, func: Any, args: tuple[Any, ...], kwargs: 
             table = shared_table(values)
             _results[known] = content.table, table, 0
         fills = _changed_fills(content, run, func, args, kwargs)
-    except Exception:  # noqa: BLE001 - torch raises it again, for the image
+    except Exception as error:  # torch raises it again, for the image
+        if not _is_torchs(error):
+            raise
         return _UNKNOWN
     made = content.with_values(table, fills)
     kind = _type_of_result(func, tensor, content, *args[1:], **kwargs)
@@ -603,7 +620,9 @@ def _set(recorder: CallRecorder, func: Any, args: tuple[Any, ...], kwargs: dict[
     try:
         values = torch.empty((1,) * (box.dim() - 3) + (3, 1, 1), dtype=tensor.dtype)
         values[:] = value
-    except Exception:  # noqa: BLE001 - torch raises it again, for the image
+    except Exception as error:  # torch raises it again, for the image
+        if not _is_torchs(error):
+            raise
         return _UNKNOWN
     images, area = where
     fills = tuple(Fill(image, area, values.reshape(3)) for image in images)

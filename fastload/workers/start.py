@@ -183,6 +183,7 @@ def _deferral() -> Deferral | None:
     if not memory.guard_pages():
         return None
     stacks.install()
+    functions.let_faults_through()
     return functions.Deferral()
 
 

@@ -22,6 +22,7 @@ import time
 import tracemalloc
 from multiprocessing import process, shared_memory
 from multiprocessing.pool import ThreadPool
+from signal import signal as set_handler
 from typing import Any
 
 import numpy as np
@@ -140,6 +141,30 @@ def thread_with_all_signals_blocked(x):
         return x.numpy().copy()
 
     return in_thread(read)
+
+
+def _blocked_sum(x: torch.Tensor) -> Any:
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
+    value = x.sum().item(), (x * 2).flip(-1)
+    return value, before, signal.pthread_sigmask(signal.SIG_SETMASK, ()), signal.pthread_sigmask(signal.SIG_BLOCK, ())
+
+
+@probe
+def thread_computes_with_all_signals_blocked(x):
+    return in_thread(lambda: _blocked_sum(x))
+
+
+@probe
+def thread_blocked_signals_before(x, make):
+    """A pool's thread keeps the mask that it was started with."""
+    former = signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
+    try:
+        with concurrent.futures.ThreadPoolExecutor(1) as pool:
+            pool.submit(int).result()
+            signal.pthread_sigmask(signal.SIG_SETMASK, former)
+            return pool.submit(torch.sum, x).result(), pool.submit(make().mul, 2).result()
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, former)
 
 
 @probe
@@ -633,6 +658,12 @@ def python_handler_after_and_a_thread(x):
 
 
 @probe(alone=True)
+def python_handler_by_another_name_and_a_thread(x):
+    set_handler(signal.SIGSEGV, lambda *_: None)
+    return in_thread(lambda: x.sum())
+
+
+@probe(alone=True)
 def default_handler_and_a_thread(x):
     signal.signal(signal.SIGSEGV, signal.SIG_DFL)
     return in_thread(lambda: x.flatten()[:9].tolist())
@@ -702,6 +733,16 @@ def limited_address_space(x, make):
     resource.setrlimit(resource.RLIMIT_AS, (used + (64 << 20), former[1]))
     try:
         return x.numpy().copy(), make().sum()
+    finally:
+        resource.setrlimit(resource.RLIMIT_AS, former)
+
+
+@probe(alone=True)
+def address_space_that_a_worker_limits_for_itself(x, make):
+    former = resource.getrlimit(resource.RLIMIT_AS)
+    resource.setrlimit(resource.RLIMIT_AS, (16 << 30, former[1]))
+    try:
+        return torch.ones(24 << 20).sum(), make(), x
     finally:
         resource.setrlimit(resource.RLIMIT_AS, former)
 

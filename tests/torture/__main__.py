@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 ROOT = Path(__file__).parents[2]
 FAMILIES = (
     *("interrupts", "starts", "abandons", "timers", "kills", "forks", "mutations", "codecs", "crops", "damage"),
-    *("pipelines", "leaks", "threads", "soak"),
+    *("pipelines", "deferred", "leaks", "threads", "soak"),
 )
 SOAK_MINUTES = 120.0
 COUNTS = ("counts", "torch")

@@ -507,12 +507,25 @@ import ctypes, faulthandler, json, os, resource, signal, sys, threading
 import torch
 from children import exit_code, forked
 from test_deferred_memory import CONTINUES, ENDS, _core, content, damaged, deferred, libc, memory, values_of
-from test_deferred_memory import with_the_gil
+from test_deferred_memory import by_c, with_the_gil
 
 def check():
     assert memory.guard_pages()
     assert torch.equal(deferred(content()), values_of(content()))
     assert _core.guard_is_ours()
+
+def limit(left):
+    used = int(open("/proc/self/statm").read().split()[0]) * os.sysconf("SC_PAGE_SIZE")
+    resource.setrlimit(resource.RLIMIT_AS, (used + left, resource.RLIM_INFINITY))
+
+def exhaust_mappings():
+    page, count = os.sysconf("SC_PAGE_SIZE"), int(open("/proc/sys/vm/max_map_count").read())
+    libc.mmap.restype = ctypes.c_void_p
+    begin = libc.mmap(None, ctypes.c_size_t(2 * count * page), 0, 0x4022, -1, ctypes.c_long(0))
+    for at in range(0, 2 * count, 2):
+        if libc.mprotect(ctypes.c_void_p(begin + at * page), ctypes.c_size_t(page), 1):
+            return
+    raise AssertionError
 
 def run(program):
     os.dup2(os.open(sys.argv[1], os.O_WRONLY | os.O_TRUNC | os.O_CREAT), 2)
@@ -592,8 +605,23 @@ CONTINUES = {
         "check(); signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGSEGV]); assert not _core.guard_is_ours();"
         "assert not memory.guard_pages()"
     ),
-    "little address space": ("resource.setrlimit(resource.RLIMIT_AS, (64 << 30, 64 << 30)); check()"),
-    "no address space": ("resource.setrlimit(resource.RLIMIT_AS, (5 << 30, 5 << 30)); assert not memory.guard_pages()"),
+    "little address space": "limit(2 << 30); check()",
+    "no address space": "limit(512 << 20); assert not memory.guard_pages()",
+    "address space that is limited later": (
+        "check(); limit(512 << 20); check(); torch.ones(64 << 20)\n"
+        "try: deferred(content(size=(3000, 2000)), (3, 2000, 3000), (6000000, 3000, 1))\n"
+        "except MemoryError: check()\n"
+        "else: raise AssertionError"
+    ),
+    "no mappings left": (
+        "check(); kept = [deferred(content(seed)) for seed in range(40)]\n"
+        "exhaust_mappings()\n"
+        "for seed, x in enumerate(kept): assert torch.equal(by_c(x), values_of(content(seed)))\n"
+        "for seed in range(40):\n"
+        "    try: deferred(content(seed, size=(40 + seed, 29)), (3, 29, 40 + seed), (29 * (40 + seed), 40 + seed, 1))\n"
+        "    except MemoryError: break\n"
+        "else: raise AssertionError"
+    ),
 }
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import signal
+
 import pytest
 import torch
 from deferred_images import deferred, expected, fill_of, pending, table
@@ -84,6 +86,48 @@ def test_a_difference_ends_recording(monkeypatch):
     with watching:
         later = y * 3
     assert not is_deferred(later)
+
+
+class LateError(Exception):
+    """Of a user's timer."""
+
+
+@pytest.mark.parametrize(
+    ("call", "interrupted"),
+    [
+        (lambda x: x * 3, (recorder, "_require_certain")),
+        (lambda x: x.mul_(3), (recorder, "_require_certain")),
+        (lambda x: x.__setitem__((Ellipsis, slice(4), slice(4)), 3), (torch, "empty")),
+    ],
+)
+def test_what_the_handler_of_a_signal_raises_is_not_taken_for_torchs_error(call, interrupted, monkeypatch):
+    def handler(*_):
+        raise LateError
+
+    x = deferred(content(), single=True)
+    former = signal.signal(signal.SIGUSR1, handler)
+    try:
+        with recorder.CallRecorder(), monkeypatch.context() as patch:
+            patch.setattr(*interrupted, lambda *_, **__: signal.raise_signal(signal.SIGUSR1))
+            with pytest.raises(LateError):
+                call(x)
+    finally:
+        signal.signal(signal.SIGUSR1, former)
+    assert torch.equal(x, expected(content())[0])
+
+
+def test_results_are_those_with_or_without_denormals():
+    of = content()
+    x, like = deferred(of, single=True), expected(of)[0]
+    with recorder.CallRecorder():
+        made = [x * 1e-39 for _ in range(recorder.COMPARED)]
+        torch.set_flush_denormal(True)
+        try:
+            without, theirs = x * 1e-39, like * 1e-39
+        finally:
+            torch.set_flush_denormal(False)
+    assert torch.equal(without.view(torch.int32), theirs.view(torch.int32))
+    assert torch.equal(made[1], like * 1e-39)
 
 
 def test_remembered_results_keep_the_tables_that_they_are_of(monkeypatch):

@@ -15,12 +15,13 @@ import numpy as np
 import pytest
 import torch
 from backends import simulated
+from children import exit_code, forked
 from decode_on_cpu import Finished, kernels_fixture
 from deferred_images import deferred, expected, fill_of, of_levels, pending, table
 from stageable import KINDS, OUT, OUT_HEIGHT, OUT_WIDTH, OWNER, noise, staged_number
 from torch.utils.data import Dataset, default_collate, get_worker_info
 
-from fastload import FastLoader, loader_state
+from fastload import FastLoader, _core, loader_state
 from fastload._batch import HostBatch
 from fastload.deferred import stacks
 from fastload.deferred import staging as deferred_staging
@@ -439,3 +440,30 @@ def test_the_decoder_lends_pinned_memory(monkeypatch):
     decoder._buffers = received.np  # anything with a method of that name
     monkeypatch.setattr(np, "take", lambda nbytes: nbytes)
     assert decoder.pinned(5) == 5
+
+
+def test_children_forked_while_other_threads_stage_can_stage():
+    data = file_of(0)
+    sides = range(5, 105)  # tables of many sizes, kept for all threads
+    programs = [Content((pending(data, SIZES[0], side, side),), table(), planar=True).core() for side in sides]
+
+    def stage(times=1):
+        slot = np.zeros(8 << 20, np.uint8)
+        for _ in range(times):
+            _core.stage_programs(programs, list(range(len(programs))), slot, 1 << 26)
+
+    def work():
+        while not stop.is_set():
+            stage(50)
+
+    stop = threading.Event()
+    threads = [threading.Thread(target=work) for _ in range(3)]
+    stage()
+    for thread in threads:
+        thread.start()
+    try:
+        assert [exit_code(forked(stage), seconds=20) for _ in range(20)] == [0] * 20
+    finally:
+        stop.set()
+        for thread in threads:
+            thread.join()

@@ -102,6 +102,9 @@ class DeferredMemory:
 # The one in whose slot the address is.
 def deferred_memory_at(address: int) -> DeferredMemory | None: ...
 
+# Whether there is any deferred memory, painted or not.
+def has_deferred_memory() -> bool: ...
+
 # Makes this process handle memory faults, and says whether it can have deferred memory. `decoder`: a command line that
 # decodes an image that the core does not, by the library whose name is appended, see csrc/deferred/other_decoder.h;
 # empty: the last one. Idempotent. Installs the handler again if another action was installed meanwhile, which is asked

@@ -74,6 +74,8 @@ void set_values(TensorProgram& program, const ValueTable& table) {
   program.value_bytes = job.value_bytes;
   const auto* values = static_cast<const std::uint8_t*>(job.table);
   program.table.assign(values, values + std::size_t{3} * 256 * job.value_bytes);
+  program.keeps_levels = job.value_bytes == 1;
+  for (std::size_t i = 0; i < program.table.size(); ++i) program.keeps_levels &= program.table[i] == (i & 255);
 }
 
 using FillFields = std::tuple<std::size_t, int, int, int, int, nb::bytes>;  // image, top, left, height, width, values
@@ -393,6 +395,7 @@ void bind_deferred(nb::module_& m) {
       .def("paint", &paint_memory, "levels"_a = Made{})
       .def("array", &array_of, "shape"_a, "strides"_a, "dtype_name"_a);
   m.def("deferred_memory_at", &memory_at, "address"_a);
+  m.def("has_deferred_memory", &DeferredMemory::any);
   m.def(
       "guard_pages",
       [](std::vector<std::string> decoder) {

@@ -49,6 +49,7 @@ struct TensorProgram {
   PassRule pass_rule = PassRule::horizontal_first;
   std::size_t value_bytes = 1;      // 1, 2, 4 or 8
   std::vector<std::uint8_t> table;  // 256 values for each of 3 channels
+  bool keeps_levels = false;        // the values are the levels
   bool planar = true;               // channels are outermost within an image, else innermost
   std::vector<Fill> fills;          // in order
 
@@ -68,6 +69,7 @@ struct TensorProgram {
 
  private:
   Status paint_input(std::size_t image, const Input& input, void* out) const;
+  void paint_fills(std::size_t image, void* out) const;
 };
 
 // Appends the images of a program that has the same size, rule and table, and their fills. False if it has not.

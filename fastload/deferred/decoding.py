@@ -1,7 +1,7 @@
-"""Leave the decoding of JPEG files that torchvision.io decodes until their pixels are used.
+"""Decode in place of torchvision.io: when the pixels are used, or natively at once.
 
 ``decode_image``, ``read_image`` and ``decode_jpeg`` call two operators of torchvision's, however a program has imported
-them. A file whose decoding could fail, or may be no plain RGB image, is left to torchvision at once.
+them. A file whose decoding could fail, or may be no plain RGB image, is left to torchvision.
 """
 
 from __future__ import annotations
@@ -23,6 +23,8 @@ from fastload.lazy.pixels import File, Library, Pending
 from fastload.pipeline.installed.decodes import decodes_as
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from numpy.typing import NDArray
 
 _UNCHANGED, _RGB = 0, 3
@@ -31,10 +33,33 @@ _UNCHANGED, _RGB = 0, 3
 _OPERATORS: Final = ("decode_image", "decode_jpeg")
 
 
-def operators() -> list[Any]:
-    """Return torchvision's operators that decode JPEG files, as function modes see them called."""
-    found = [getattr(torch.ops.image, name, None) for name in _OPERATORS]
-    return [each for each in found if each is not None]
+class Operator(torch._ops.OpOverloadPacket):  # type: ignore[misc]
+    """An operator of torch's whose result something else may make.
+
+    Args:
+        packet: The operator.
+        make: Gets the positional arguments; returns the result, or ``None`` if the operator is to be called.
+    """
+
+    def __init__(self, packet: Any, make: Callable[..., Any]) -> None:
+        vars(self).update(vars(packet), _make=make)
+
+    def __call__(self, /, *arguments: Any, **rest: Any) -> Any:  # noqa: D102
+        made = None if rest else self._make(*arguments)
+        return super().__call__(*arguments, **rest) if made is None else made
+
+
+def replace_operators(replace: Callable[[Any, str, Any], None], make: Callable[..., Any]) -> None:
+    """Let something else make the images of JPEG files.
+
+    Args:
+        replace: Replaces an attribute: holder, name, new value.
+        make: As of :class:`Operator`.
+    """
+    for name in _OPERATORS:
+        packet = getattr(torch.ops.image, name, None)
+        if packet is not None:
+            replace(torch.ops.image, name, Operator(packet, make))
 
 
 @dataclass
@@ -50,7 +75,7 @@ class ByTorchvision(Library):
 def _decoded(data: bytes) -> NDArray[np.uint8]:
     """Decode a whole file, ``(H, W, 3)``."""
     with torch._C.DisableTorchFunction():
-        pixels = torch.ops.image.decode_jpeg(torch.frombuffer(bytearray(data), dtype=torch.uint8), _RGB)
+        pixels = torch.ops.image.decode_jpeg.default(torch.frombuffer(bytearray(data), dtype=torch.uint8), _RGB)
         whole: NDArray[np.uint8] = pixels.permute(1, 2, 0).contiguous().numpy()
     return whole
 
@@ -67,6 +92,15 @@ def _warn() -> None:
     with contextlib.suppress(RuntimeWarning):
         text = "torchvision.io decodes at once from now on: its bits differ from the native core's"
         warnings.warn(text, RuntimeWarning, 2)
+
+
+def made_at_once(pending: Pending) -> torch.Tensor | None:
+    """Decode a whole file to a tensor like torchvision's; ``None`` if the core does not decode it."""
+    width, height = pending.size
+    made = torch.empty((height, width, 3), dtype=torch.uint8)
+    out = torch._C.TensorBase.numpy(made)
+    status, *_ = _core.decode(pending.file.data, out[None], pending.geometry())
+    return made.permute(2, 0, 1) if status == "ok" else None
 
 
 def pending_of(data: Any, mode: Any, apply_exif_orientation: Any = False) -> Pending | None:

@@ -128,7 +128,10 @@ def content_to_send(tensor: torch.Tensor) -> Content | None:
             paint(memory)
             return None
         memory.batch = _batch
-    return content_of(tensor)
+    content = content_of(tensor)
+    for image in () if content is None else content.images:
+        image.file.is_sent = True
+    return content
 
 
 def content_of(tensor: torch.Tensor) -> Content | None:

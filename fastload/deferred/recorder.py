@@ -18,7 +18,7 @@ import sys
 import warnings
 from collections import Counter
 from dataclasses import replace
-from types import FunctionType, MappingProxyType, SimpleNamespace
+from types import FunctionType, SimpleNamespace
 from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
@@ -39,7 +39,7 @@ from fastload.lazy.images import TARGET_MAX
 from fastload.pipeline.installed.resizes import TENSOR_FILTERS, tensor_filters
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Sequence
 
     Handler = Callable[["CallRecorder", Any, tuple[Any, ...], dict[str, Any]], Any]
 
@@ -60,9 +60,6 @@ _UNKNOWN: Final = object()
 class CallRecorder(TorchFunctionMode):
     """Records calls of this thread while it is entered.
 
-    Args:
-        sources: By a function that makes images of other arguments, what makes them deferred, or returns ``None``.
-
     Attributes:
         painted_by: How often a line of the user's code had a deferred tensor painted: file, line, function.
         is_off: Whether nothing is deferred any more, as a recorded result differed from torch's.
@@ -70,13 +67,12 @@ class CallRecorder(TorchFunctionMode):
 
     keeps_results = True  # see check_modes()
 
-    def __init__(self, sources: Mapping[Any, Callable[..., torch.Tensor | None]] = MappingProxyType({})) -> None:
+    def __init__(self) -> None:
         super().__init__()
         self.painted_by: Counter[tuple[str, int, str]] = Counter()
         self.is_off = False
         self._compared: Counter[Any] = Counter()
-        self._sources = sources
-        known = _PASSED, _RESIZES | set(sources), _PLAIN, torch.Tensor, torch._C.TensorBase.data_ptr
+        known = _PASSED, _RESIZES, _PLAIN, torch.Tensor, torch._C.TensorBase.data_ptr
         self.__torch_function__ = _core.torch_function(self, *known)  # type: ignore[method-assign]
 
     def __enter__(self) -> CallRecorder:
@@ -99,9 +95,6 @@ class CallRecorder(TorchFunctionMode):
         """
         kwargs = kwargs or {}
         called, func = func, _as_called(func)
-        if func in self._sources and not kwargs and not self.is_off and is_plain_context():
-            made = self._sources[func](*args)
-            return NotImplemented if made is None else made
         if func in _RESIZES or "out" in kwargs:
             for tensor in _tensors((args[:1] if func in _RESIZES else (), kwargs.get("out")), 0):
                 deferred_memory.leave_by(tensor)
@@ -289,6 +282,12 @@ def shared_table(table: torch.Tensor) -> torch.Tensor:
 
 IDENTITY: Final = torch.arange(256, dtype=torch.uint8).repeat(3, 1)
 """The table of values that are the levels."""
+
+
+def is_identity(table: torch.Tensor) -> bool:
+    """Whether a table's values are the levels."""
+    return table.dtype == torch.uint8 and torch.equal(table, IDENTITY)
+
 
 _SIMPLE: Final = frozenset([int, bool, type(None), torch.dtype, str, torch.device])
 _FEW: Final = 3
@@ -525,34 +524,30 @@ _INTERPOLATE: Final = tuple(inspect.signature(interpolate).parameters)
 
 
 def _interpolate(recorder: CallRecorder, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """Resize levels, as torch does it with bytes and antialiasing."""
+    """Resize levels as torch resizes bytes with antialiasing."""
     given = {**dict(zip(_INTERPOLATE, args, strict=False)), **kwargs}
-    tensor, size, mode = given.pop("input", None), given.get("size"), given.get("mode")
-    if type(tensor) is not torch.Tensor or tensor.dim() != 4 or given.get("antialias") is not True:
+    tensor, mode, sides = given.pop("input", None), given.get("mode"), given.get("size")
+    options = given.get("align_corners"), given.get("recompute_scale_factor")
+    plain = given.get("scale_factor") is None and all(each is None or each is False for each in options)
+    if type(tensor) is not torch.Tensor or tensor.dim() != 4 or type(mode) is not str or not plain:
         return _UNKNOWN
-    if any(
-        given.get(name) not in (None, False) for name in ("scale_factor", "align_corners", "recompute_scale_factor")
-    ):
+    height, width = sides if type(sides) in (list, tuple, torch.Size) and len(sides) == 2 else (sides, sides)
+    sized = all(type(side) is int and side >= SIDE_MIN for side in (height, width)) and height * width <= TARGET_MAX
+    if not sized or given.get("antialias") is not True or TENSOR_FILTERS.get(mode) not in tensor_filters():
         return _UNKNOWN
-    height, width = (
-        (size, size) if type(size) is int else size if type(size) in (list, tuple) and len(size) == 2 else (0, 0)
-    )
-    if not all(type(side) is int and side >= SIDE_MIN for side in (height, width)) or height * width > TARGET_MAX:
-        return _UNKNOWN
-    name = TENSOR_FILTERS.get(mode) if type(mode) is str else None
     found = _part(tensor[0] if len(tensor) == 1 else tensor)  # whatever the stride of one image
-    if found is None or name not in tensor_filters():
+    if found is None or found[1].fills or not is_identity(found[1].table):
         return _UNKNOWN
-    content = found[1]
+    content, name = found[1], TENSOR_FILTERS[mode]
     images = [image.resized((width, height), name) for image in content.images]
-    if None in images or content.fills or not same_bits(content.table, IDENTITY):
+    if None in images:
         return _UNKNOWN
-    where = tensor.shape, tensor.stride()
-    like = func(torch.empty_strided(*where, dtype=torch.uint8, device="meta"), **given)
-    made = Content(tuple(images), content.table, planar=like.is_contiguous())
+    stride = tensor.stride()
+    planar = content.planar or stride[0] < tensor.shape[2] * stride[2]  # else torch takes it for channels_last
+    made = Content(tuple(images), content.table, planar)
 
     def by_torch() -> Any:
-        real = torch.empty_strided(*where, dtype=torch.uint8)
+        real = torch.empty_strided(tensor.shape, stride, dtype=torch.uint8)
         return func(real.copy_(_painted_as(tensor, content)), **given)
 
     return _result(recorder, (func, mode, content.planar, made.planar), made, 4, torch.Tensor, by_torch)

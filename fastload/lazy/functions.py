@@ -138,8 +138,9 @@ def _register(old: Any, new: Any) -> None:
     """Replace a function in v2's table of kernels as well."""
     v2: Any = sys.modules.get("torchvision.transforms.v2.functional._utils")
     for kernels in getattr(v2, "_KERNEL_REGISTRY", {}).values():
-        if old is not None and kernels.get(Image.Image) is old:
-            kernels[Image.Image] = new
+        for kind, kernel in kernels.items():
+            if kernel is old:
+                kernels[kind] = new
 
 
 def _function(original: Any, read: Callable[..., Node | None], change: Change) -> Any:

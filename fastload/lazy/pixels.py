@@ -70,9 +70,14 @@ class ByPillow(Library):
 
 
 class File:
-    """The bytes of a JPEG file that several images may share."""
+    """The bytes of a JPEG file that several images may share.
+
+    Attributes:
+        is_sent: Whether a tensor of its pixels was sent before they were made.
+    """
 
     is_decoded: ClassVar = False
+    is_sent = False
 
     def __init__(self, data: bytes, size: tuple[int, int], library: Library) -> None:
         self.data = data

@@ -7,6 +7,7 @@ them. A file whose decoding could fail, or may be no plain RGB image, is left to
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import functools
 import warnings
 from dataclasses import dataclass
@@ -31,6 +32,12 @@ _UNCHANGED, _RGB = 0, 3
 """Values of ``ImageReadMode``."""
 
 _OPERATORS: Final = ("decode_image", "decode_jpeg")
+
+_READ, _WRITE = 0x100, 0x200
+"""Python's ``PyBUF_READ`` and ``PyBUF_WRITE``."""
+_view_of: Final[Any] = ctypes.pythonapi.PyMemoryView_FromMemory
+_view_of.argtypes = ctypes.c_void_p, ctypes.c_ssize_t, ctypes.c_int
+_view_of.restype = ctypes.py_object
 
 
 class Operator(torch._ops.OpOverloadPacket):  # type: ignore[misc]
@@ -98,9 +105,15 @@ def made_at_once(pending: Pending) -> torch.Tensor | None:
     """Decode a whole file to a tensor like torchvision's; ``None`` if the core does not decode it."""
     width, height = pending.size
     made = torch.empty((height, width, 3), dtype=torch.uint8)
-    out = torch._C.TensorBase.numpy(made)
-    status, *_ = _core.decode(pending.file.data, out[None], pending.geometry())
+    out = np.frombuffer(_memory_of(made, _WRITE), np.uint8).reshape(1, height, width, 3)
+    status, *_ = _core.decode(pending.file.data, out, pending.geometry())
     return made.permute(2, 0, 1) if status == "ok" else None
+
+
+def _memory_of(tensor: torch.Tensor, access: int) -> memoryview:
+    """View a contiguous tensor's bytes; after its ``numpy()`` torch would not resize it any more."""
+    view: memoryview = _view_of(torch._C.TensorBase.data_ptr(tensor), tensor.nbytes, access)
+    return view
 
 
 def pending_of(data: Any, mode: Any, apply_exif_orientation: Any = False) -> Pending | None:
@@ -121,11 +134,11 @@ def pending_of(data: Any, mode: Any, apply_exif_orientation: Any = False) -> Pen
     library = _library()
     if library.differs:
         return None
-    held = torch._C.TensorBase.numpy(data)
+    held = _memory_of(data, _READ)
     status, _, _, width, height, channels, *_ = _core.jpeg_header(held)
     if status != "ok" or channels != 3 or min(width, height) < SIDE_MIN or width * height > TARGET_MAX:
         return None
-    if held.size > 3 * width * height + ROOM:
+    if len(held) > 3 * width * height + ROOM:
         return None
     copied = held.tobytes()  # which the program may change later
     if not _core.scan_end(copied) or (apply_exif_orientation is not False and b"Exif" in copied):

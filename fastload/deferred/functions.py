@@ -118,7 +118,6 @@ class Deferral:
                 original = getattr(module, function, None)
                 if getattr(original, "__module__", None) == _HOME and getattr(original, "__name__", "") == function:
                     lazy_functions.replace(module, function, self._in_place_of(original))
-        self._prepare()
 
     def _prepare(self) -> None:
         """Replace what gets deferred tensors and does not come by the recorder, for good."""

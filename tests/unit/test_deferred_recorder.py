@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import gc
+
 import pytest
 import torch
 from deferred_images import deferred, expected, fill_of, pending, table
 from photos import jpeg
 from torchvision.transforms import _functional_tensor
 
+from fastload import _core
 from fastload.deferred import recorder
 from fastload.deferred.content import Content
 from fastload.deferred.functions import Deferral
@@ -97,8 +100,16 @@ def test_remembered_results_keep_the_tables_that_they_are_of(monkeypatch):
     assert all(key[1] == id(source) for key, (source, *_) in recorder._results.items())
 
 
-def test_normalize_is_recorded_as_one_call(monkeypatch):
-    deferral, of = Deferral(), content(fills=False)
+@pytest.fixture
+def deferral():
+    made = Deferral()
+    yield made
+    made._replaced.undo()
+
+
+def test_normalize_is_recorded_as_one_call(monkeypatch, deferral):
+    of = content(fills=False)
+    kept = deferred(of)
     normalize = deferral.on_levels(_functional_tensor.normalize, ["sub_"])
     like = expected(of)[0]
     calls = 4 * [([0.1, -0.2, 3.0], (0.5, 2.0, 0.3))] + 2 * [([0.1, -0.2, 3.0], (0.5, 2.0, 0.4))]
@@ -121,6 +132,20 @@ def test_normalize_is_recorded_as_one_call(monkeypatch):
     assert called
     with deferral, pytest.raises(ValueError, match="std evaluated to zero"):
         normalize(deferred(of, single=True), [0.0], [0.0])
+    assert is_deferred(kept)
+
+
+def test_it_records_while_there_are_deferred_tensors(deferral):
+    gc.collect(0)
+    assert not _core.has_deferred_memory()
+    with deferral:
+        assert not torch.overrides._get_current_function_mode_stack()
+    kept = deferred(content(), single=True)
+    with deferral:
+        assert torch.overrides._get_current_function_mode_stack() == [deferral.recorder]
+        made = kept * 2
+    assert not torch.overrides._get_current_function_mode_stack()
+    assert is_deferred(made)
 
 
 @pytest.mark.parametrize(

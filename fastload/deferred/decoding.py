@@ -31,6 +31,9 @@ if TYPE_CHECKING:
 _UNCHANGED, _RGB = 0, 3
 """Values of ``ImageReadMode``."""
 
+_APP1: Final = b"\xff\xe1"
+"""The marker of what may have an orientation."""
+
 _OPERATORS: Final = ("decode_image", "decode_jpeg")
 
 _READ, _WRITE = 0x100, 0x200
@@ -116,6 +119,12 @@ def _memory_of(tensor: torch.Tensor, access: int) -> memoryview:
     return view
 
 
+def _is_file(data: Any) -> bool:
+    if type(data) is not torch.Tensor or data.dtype != torch.uint8 or data.dim() != 1:
+        return False
+    return data.device.type == "cpu" and data.is_contiguous()
+
+
 def pending_of(data: Any, mode: Any, apply_exif_orientation: Any = False) -> Pending | None:
     """Note a file in place of decoding it.
 
@@ -127,12 +136,9 @@ def pending_of(data: Any, mode: Any, apply_exif_orientation: Any = False) -> Pen
     Returns:
         Its pixels; ``None`` if torchvision is to decode it, or to raise an error.
     """
-    if type(data) is not torch.Tensor or type(mode) is not int or mode not in (_UNCHANGED, _RGB):
+    if type(mode) is not int or mode not in (_UNCHANGED, _RGB) or type(apply_exif_orientation) is not bool:
         return None
-    if data.dtype != torch.uint8 or data.dim() != 1 or data.device.type != "cpu" or not data.is_contiguous():
-        return None
-    library = _library()
-    if library.differs:
+    if not _is_file(data) or (library := _library()).differs:
         return None
     held = _memory_of(data, _READ)
     status, _, _, width, height, channels, *_ = _core.jpeg_header(held)
@@ -141,7 +147,7 @@ def pending_of(data: Any, mode: Any, apply_exif_orientation: Any = False) -> Pen
     if len(held) > 3 * width * height + ROOM:
         return None
     copied = held.tobytes()  # which the program may change later
-    if not _core.scan_end(copied) or (apply_exif_orientation is not False and b"Exif" in copied):
+    if not _core.scan_end(copied) or (apply_exif_orientation and _APP1 in copied):
         return None
     pending = Pending(File(copied, (width, height), library), (0, 0, width, height))
     if not pending.file.is_trusted:

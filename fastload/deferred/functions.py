@@ -10,6 +10,7 @@ import functools
 import signal
 import sys
 import threading
+from types import FunctionType
 from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
@@ -194,16 +195,20 @@ class Deferral:
         """Wrap one of :data:`_OF_VALUES`, so that deferred tensors' levels are given to it."""
         methods = [getattr(torch.Tensor, name) for name in names]
 
-        @functools.wraps(original)
-        def function(*arguments: Any, **rest: Any) -> Any:
+        def call(arguments: Any, rest: Any) -> Any:
             as_usual = methods == [getattr(torch.Tensor, name) for name in names]
-            made = None
             is_new = not any(arguments[3:]) and not rest.get("inplace")
-            if is_new and as_usual and self._is_on() and not self.recorder.is_off:
-                made = called_on_levels(self.recorder, original, arguments, rest)
+            if not is_new or not as_usual or not self._is_on() or self.recorder.is_off:
+                return None
+            return called_on_levels(self.recorder, original, arguments, rest)
+
+        def function(*arguments: Any, **rest: Any) -> Any:
+            made = call(arguments, rest)
             return original(*arguments, **rest) if made is None else made
 
-        return function
+        # torch.jit.script takes the original's text, and looks for its names in the function's globals.
+        made = FunctionType(function.__code__, original.__globals__, None, None, function.__closure__)
+        return functools.update_wrapper(made, original)
 
     def _decode(self, *arguments: Any) -> torch.Tensor | None:
         """Make what an operator of torchvision decodes; ``None`` if it is to be called."""

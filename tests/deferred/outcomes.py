@@ -47,7 +47,7 @@ def described(value: Any, storages: list[int] | None = None) -> Any:
         return _described_tensor(value, storages)
     if isinstance(value, np.ndarray):
         shape = (value.dtype.str, value.shape, value.strides if value.size else None, value.flags.writeable)
-        return kind, *shape, digest(value.tobytes()), value.ravel()[:3].tolist()
+        return kind, *shape, digest(value.tobytes()), repr(value.ravel()[:3].tolist())
     if isinstance(value, Image.Image):
         return kind, value.mode, value.size, digest(value.tobytes())
     if isinstance(value, Mapping):

@@ -120,6 +120,12 @@ look(str(torch.ops.image.decode_image))
 look(isinstance(torch.ops.image.decode_jpeg, torch._ops.OpOverloadPacket))
 look((torch.ops.image.decode_jpeg.overloads(), torch.ops.image.decode_jpeg.__name__, str(torch.ops.image.decode_jpeg)))
 return torch.ops.image.decode_jpeg.default(read_file(path), 3)
+# scripts
+x = read_image(path, "RGB")
+scripts = kept.setdefault("scripts", [torch.jit.script(each) for each in (decode_image, VF.to_dtype, VF.normalize)])
+decode, to_dtype, normalize = scripts
+y = to_dtype(x, torch.float32, True)
+return decode(read_file(path), ImageReadMode.RGB), y, normalize(y, MEAN, STD)
 # in a mode
 with Counting() as counting:
     x = decode_image(read_file(path), "RGB")

@@ -43,7 +43,7 @@ _view_of.argtypes = ctypes.c_void_p, ctypes.c_ssize_t, ctypes.c_int
 _view_of.restype = ctypes.py_object
 
 
-class Operator(torch._ops.OpOverloadPacket):  # type: ignore[misc]
+class Operator(torch._ops.OpOverloadPacket):
     """An operator of torch's whose result something else may make.
 
     Args:

@@ -217,10 +217,12 @@ class Deferral:
         pending = decoding.pending_of(*arguments)
         if pending is None:
             return None
-        if self._at_once:
-            return decoding.made_at_once(pending)
-        self._decoded.append(pending.file)
-        return self._tensor(pending, shared_table(IDENTITY), planar=False, resizable=True)
+        if not self._at_once:
+            tensor = self._tensor(pending, shared_table(IDENTITY), planar=False, resizable=True)
+            if tensor is not None:
+                self._decoded.append(pending.file)
+                return tensor
+        return decoding.made_at_once(pending)
 
     def _may_defer(self) -> bool:
         return not self.recorder.is_off and self._is_on() and (_core.guard_is_ours() or memory.guard_pages())

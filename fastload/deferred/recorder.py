@@ -526,31 +526,39 @@ _INTERPOLATE: Final = tuple(inspect.signature(interpolate).parameters)
 def _interpolate(recorder: CallRecorder, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """Resize levels as torch resizes bytes with antialiasing."""
     given = {**dict(zip(_INTERPOLATE, args, strict=False)), **kwargs}
-    tensor, mode, sides = given.pop("input", None), given.get("mode"), given.get("size")
+    tensor, mode = given.pop("input", None), given.get("mode")
     options = given.get("align_corners"), given.get("recompute_scale_factor")
     plain = given.get("scale_factor") is None and all(each is None or each is False for each in options)
     if type(tensor) is not torch.Tensor or tensor.dim() != 4 or type(mode) is not str or not plain:
         return _UNKNOWN
-    height, width = sides if type(sides) in (list, tuple, torch.Size) and len(sides) == 2 else (sides, sides)
-    sized = all(type(side) is int and side >= SIDE_MIN for side in (height, width)) and height * width <= TARGET_MAX
-    if not sized or given.get("antialias") is not True or TENSOR_FILTERS.get(mode) not in tensor_filters():
+    size = _size_of(given.get("size"))
+    if size is None or given.get("antialias") is not True or TENSOR_FILTERS.get(mode) not in tensor_filters():
         return _UNKNOWN
     found = _part(tensor[0] if len(tensor) == 1 else tensor)  # whatever the stride of one image
     if found is None or found[1].fills or not is_identity(found[1].table):
         return _UNKNOWN
-    content, name = found[1], TENSOR_FILTERS[mode]
-    images = [image.resized((width, height), name) for image in content.images]
-    if None in images:
+    content = found[1]
+    images = [image.resized(size, TENSOR_FILTERS[mode]) for image in content.images]
+    resized = tuple(image for image in images if image is not None)
+    if len(resized) < len(images):
         return _UNKNOWN
     stride = tensor.stride()
     planar = content.planar or stride[0] < tensor.shape[2] * stride[2]  # else torch takes it for channels_last
-    made = Content(tuple(images), content.table, planar)
+    made = Content(resized, content.table, planar)
 
     def by_torch() -> Any:
         real = torch.empty_strided(tensor.shape, stride, dtype=torch.uint8)
         return func(real.copy_(_painted_as(tensor, content)), **given)
 
-    return _result(recorder, (func, mode, content.planar, made.planar), made, 4, torch.Tensor, by_torch)
+    return _result(recorder, (func, mode, content.planar, planar), made, 4, torch.Tensor, by_torch)
+
+
+def _size_of(sides: Any) -> tuple[int, int] | None:
+    """Width and height of a result, by an argument of torch's; ``None`` if it is another one, or an odd one."""
+    height, width = sides if type(sides) in (list, tuple, torch.Size) and len(sides) == 2 else (sides, sides)
+    if not all(type(side) is int and side >= SIDE_MIN for side in (height, width)) or height * width > TARGET_MAX:
+        return None
+    return width, height
 
 
 def _reshape(recorder: CallRecorder, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:

@@ -15,6 +15,7 @@ import signal
 import sys
 import threading
 import warnings
+from dataclasses import replace
 
 import interpreters
 import numpy as np
@@ -26,7 +27,7 @@ from PIL import ImageFile
 
 from fastload import _core
 from fastload.deferred import memory
-from fastload.deferred.content import Content
+from fastload.deferred.content import Content, Fill
 from fastload.lazy.pixels import ByPillow, File, Pending
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="there are guard pages on Linux only")
@@ -99,6 +100,19 @@ def with_the_gil(tensor):
     return torch.frombuffer(bytearray(ctypes.string_at(tensor.data_ptr(), tensor.nbytes)), dtype=tensor.dtype).view(
         SHAPE
     )
+
+
+@pytest.mark.parametrize("planar", [True, False])
+def test_levels_are_painted_as_they_are(planar):
+    levels = torch.arange(256, dtype=torch.uint8).repeat(3, 1)
+    for table in (levels, 255 - levels, levels.clone().index_fill_(1, torch.tensor([200]), 3)):
+        of = content(table=table, planar=planar)
+        of = replace(of, fills=(Fill(0, (3, 5, 7, 9), torch.tensor([9, 8, 7], dtype=torch.uint8)),))
+        pixels = torch.from_numpy(of.images[0].pixels()).permute(2, 0, 1).long()
+        expected = torch.stack([table[channel][pixels[channel]] for channel in range(3)])
+        expected[:, 3:10, 5:14] = torch.tensor([9, 8, 7], dtype=torch.uint8)[:, None, None]
+        stride = STRIDE if planar else (1, 3 * 37, 3)
+        assert torch.equal(values_of(of, stride=stride), expected)
 
 
 TOUCHES = {

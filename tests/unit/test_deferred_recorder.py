@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import gc
+import re
 
 import pytest
 import torch
-from deferred_images import deferred, expected, fill_of, pending, table
-from photos import jpeg
+from deferred_images import deferred, expected, fill_of, of_levels, pending, table
+from photos import jpeg, pixels
+from torch.nn.functional import interpolate
 from torchvision.transforms import _functional_tensor
+from torchvision.transforms.v2 import functional
 
 from fastload import _core
 from fastload.deferred import recorder
@@ -16,6 +19,7 @@ from fastload.deferred.content import Content
 from fastload.deferred.functions import Deferral
 from fastload.deferred.geometry import placed
 from fastload.deferred.memory import is_deferred
+from fastload.deferred.recorder import IDENTITY
 
 DATA, SIZE = jpeg(0), (120, 90)
 MEAN = torch.tensor([0.1, -0.2, 3.0])[:, None, None]
@@ -51,6 +55,90 @@ def test_results_are_deferred_and_torchs(name, planar):
     assert (made.stride(), made.dtype, made._version) == (theirs.stride(), theirs.dtype, theirs._version)
     assert torch.equal(made, theirs)
     assert not watching.is_off
+
+
+RESIZES = {
+    "bilinear": lambda x: interpolate(x[None], (20, 31), mode="bilinear", antialias=True)[0],
+    "bicubic": lambda x: interpolate(x[None], size=33, mode="bicubic", align_corners=False, antialias=True)[0],
+    "lanczos": lambda x: interpolate(x[None], [60, 9], mode="lanczos", antialias=True).squeeze(0),
+    "of a crop": lambda x: functional.resized_crop(x, 3, 5, 30, 40, [24, 25]),
+    "of whole rows": lambda x: functional.resize(x[:, 5:30], [24, 25]),
+    "of a whole image": lambda x: functional.resize(x, [24, 25]),
+    "to itself": lambda x: interpolate(x[None], x.shape[1:], mode="bilinear", antialias=True)[0],
+    "then cropped": lambda x: functional.center_crop(functional.resize(x, 40), [20]),
+    "then turned": lambda x: functional.resize(x, [24, 25]).flip(-1).float() / 255,
+    "of a batch": lambda x: interpolate(torch.stack([x, x.flip(-1)])[:1], 24, mode="bilinear", antialias=True)[0],
+}
+
+
+@pytest.mark.parametrize("planar", [True, False])
+@pytest.mark.parametrize("name", RESIZES)
+def test_resizes_of_levels_are_recorded(name, planar):
+    call = RESIZES[name]
+    of = Content((of_levels(pixels(1, 48, 60), (0, 0, 60, 48)),), IDENTITY, planar)
+    x, like = deferred(of, single=True), expected(of)[0]
+    watching = recorder.CallRecorder()
+    with watching:
+        for _ in range(3):  # two are compared with torch's
+            made = call(x)
+    theirs = call(like)
+    assert is_deferred(made)
+    assert not watching.painted_by
+    assert (made.shape, made.stride(), made._version) == (theirs.shape, theirs.stride(), theirs._version)
+    assert torch.equal(made, theirs)
+
+
+MADE_AT_ONCE = {
+    "floats": lambda x: interpolate(x.float()[None], 20, mode="bilinear", antialias=True),
+    "other levels": lambda x: interpolate((255 - x)[None], 20, mode="bilinear", antialias=True),
+    "a box": lambda x: interpolate(x.clone().index_fill_(1, torch.tensor([1]), 0)[None], 9, mode="bilinear"),
+    "a turned image": lambda x: interpolate(x.flip(-1)[None], 20, mode="bilinear", antialias=True),
+    "another kernel": lambda x: interpolate(x[None], 20, mode="bilinear"),
+    "corners": lambda x: interpolate(x[None], 20, mode="bilinear", align_corners=True, antialias=True),
+    "a factor": lambda x: interpolate(x[None], scale_factor=0.5, mode="bilinear", antialias=True),
+    "one column": lambda x: interpolate(x[None], (9, 1), mode="bilinear", antialias=True),
+    "nearest": lambda x: interpolate(x[None], 20),
+}
+
+
+@pytest.mark.parametrize("name", MADE_AT_ONCE)
+def test_other_resizes_are_torchs(name):
+    call = MADE_AT_ONCE[name]
+    of = Content((of_levels(pixels(1, 48, 60), (0, 0, 60, 48)),), IDENTITY, planar=False)
+    x, like = deferred(of, single=True), expected(of)[0]
+    watching = recorder.CallRecorder()
+    with watching:
+        made = call(x)
+    assert not is_deferred(made)
+    assert watching.painted_by
+    assert torch.equal(made, call(like))
+
+
+def test_a_box_and_a_resize_are_made_in_their_order():
+    of = Content((of_levels(pixels(1, 48, 60), (0, 0, 60, 48)),), IDENTITY, planar=False)
+    x, like = deferred(of, single=True), expected(of)[0]
+    with recorder.CallRecorder():
+        x[:, 3:20, 5:9] = 7
+        made = functional.resize(x, [20, 20])
+    like[:, 3:20, 5:9] = 7
+    assert torch.equal(made, functional.resize(like, [20, 20]))
+
+
+@pytest.mark.parametrize("shape", [(1, 3, -1, 48), (3, -1), (-1,), (48, 48, 3), (0, -1)])
+def test_reshapes_are_torchs(shape):
+    of = content(planar=False)
+    x, like = deferred(of, single=True), expected(of)[0]
+    for size in (shape, (torch.Size(shape),)):
+        try:
+            theirs = like.reshape(*size)
+        except RuntimeError as error:
+            with recorder.CallRecorder(), pytest.raises(RuntimeError, match=re.escape(str(error))):
+                x.reshape(*size)
+        else:
+            with recorder.CallRecorder():
+                made = x.reshape(*size)
+            assert (made.shape, made.stride()) == (theirs.shape, theirs.stride())
+            assert torch.equal(made, theirs)
 
 
 def test_a_box_of_constants_is_recorded():

@@ -14,6 +14,7 @@ from jpeg_writer import FACTORS, write_jpeg
 from photos import jpeg
 from PIL import Image
 from torchvision.io import ImageReadMode, decode_image, decode_jpeg, read_image
+from torchvision.transforms.v2 import functional
 
 from fastload import _core
 from fastload.deferred import decode_elsewhere, decoding, functions, memory, staging
@@ -194,6 +195,14 @@ def test_pointers_stay_guarded_when_images_of_pillow_are_lazy_no_more(deferral, 
     with (tmp_path / "written").open("wb", buffering=0) as file:
         os.write(file.fileno(), made.permute(1, 2, 0).numpy())  # the kernel does not wait
     assert (tmp_path / "written").read_bytes() == made.permute(1, 2, 0).contiguous().numpy().tobytes()
+
+
+def test_functions_of_v2_are_recorded_as_one_call_each(deferral):
+    with deferral:
+        made = functional.to_dtype(decode_image(bytes_of(DATA)), torch.float32, scale=True)
+        made = functional.normalize(made, [0.1, 0.2, 0.3], [0.4, 0.5, 0.6])
+    assert is_deferred(made)
+    assert [key[0].__name__ for key in deferral.recorder._compared] == ["to_dtype_image", "normalize_image"]
 
 
 def test_operators_are_what_they_were(deferral):

@@ -6,6 +6,7 @@ import contextlib
 import ctypes
 import errno
 import fcntl
+import io
 import json
 import multiprocessing
 import os
@@ -23,7 +24,7 @@ import pytest
 import torch
 from children import exit_code, forked
 from photos import jpeg
-from PIL import ImageFile
+from PIL import Image, ImageFile
 
 from fastload import _core
 from fastload.deferred import memory
@@ -100,6 +101,16 @@ def with_the_gil(tensor):
     return torch.frombuffer(bytearray(ctypes.string_at(tensor.data_ptr(), tensor.nbytes)), dtype=tensor.dtype).view(
         SHAPE
     )
+
+
+def test_a_resize_of_torchs_is_made_of_pillows_pixels():
+    of = content(data=damaged())
+    of = replace(of, images=(replace(of.images[0], filter="torch_bilinear", steps=(("invert", {}),)),))
+    with Image.open(io.BytesIO(damaged())) as image:
+        whole = np.asarray(image)
+    expected = np.empty((29, 37, 3), np.uint8)
+    _core.resize(whole[5:85, 10:110], expected, "torch_bilinear")
+    assert np.array_equal(of.images[0].pixels(), 255 - expected)
 
 
 @pytest.mark.parametrize("planar", [True, False])

@@ -1,4 +1,4 @@
-"""Decode an image by another library, for a process that cannot call Python at the moment.
+"""Decode an image by a library, for a process that cannot call Python now.
 
 Reads the file from standard input, and writes height, width and the pixels to standard output. Arguments:
 ``ImageFile.LOAD_TRUNCATED_IMAGES``, the folders of ``sys.path``, and the library's name.

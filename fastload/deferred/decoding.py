@@ -52,10 +52,10 @@ class Operator(torch._ops.OpOverloadPacket):
     """
 
     def __init__(self, packet: Any, make: Callable[..., Any]) -> None:
-        vars(self).update(vars(packet), _make=make)
+        vars(self).update(vars(packet), make=make)
 
     def __call__(self, /, *arguments: Any, **rest: Any) -> Any:  # noqa: D102
-        made = None if rest else self._make(*arguments)
+        made = None if rest else self.make(*arguments)
         return super().__call__(*arguments, **rest) if made is None else made
 
 
@@ -105,7 +105,7 @@ def _warn() -> None:
 
 
 def made_at_once(pending: Pending) -> torch.Tensor | None:
-    """Decode a whole file to a tensor like torchvision's; ``None`` if the core does not decode it."""
+    """Decode a file to a tensor like torchvision's; ``None`` if the core does not."""
     width, height = pending.size
     made = torch.empty((height, width, 3), dtype=torch.uint8)
     out = np.frombuffer(_memory_of(made, _WRITE), np.uint8).reshape(1, height, width, 3)

@@ -112,7 +112,7 @@ class Deferral:
         decoding.replace_operators(self._replaced.replace, self._decode)
 
     def install(self) -> None:
-        """Replace the functions that make tensors of images, in modules that are imported, unless they are patched."""
+        """Replace the functions that make tensors of images, unless they are patched."""
         for name in _PLACES:
             module = sys.modules.get(name)
             for function in _NAMES:

@@ -554,7 +554,7 @@ def _interpolate(recorder: CallRecorder, func: Any, args: tuple[Any, ...], kwarg
 
 
 def _size_of(sides: Any) -> tuple[int, int] | None:
-    """Width and height of a result, by an argument of torch's; ``None`` if it is another one, or an odd one."""
+    """Width and height that an argument of torch's names; ``None`` for odd ones."""
     height, width = sides if type(sides) in (list, tuple, torch.Size) and len(sides) == 2 else (sides, sides)
     if not all(type(side) is int and side >= SIDE_MIN for side in (height, width)) or height * width > TARGET_MAX:
         return None

@@ -78,7 +78,7 @@ def _is_image(sample: Any) -> bool:
 
 
 def _planar_in_stack(sample: torch.Tensor, content: Content) -> bool:
-    """Whether channels come before rows and columns in a contiguous stack, as they do in the sample."""
+    """Whether channels come before rows in a contiguous stack, as in the sample."""
     return sample.stride(-1) == (1 if content.planar else 3)
 
 

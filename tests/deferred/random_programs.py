@@ -441,7 +441,7 @@ def program(seed: int) -> Program:
 
 
 def changed_tensor(r: random.Random, *, is_bytes: bool) -> list[str]:
-    """Write statements that change a tensor ``x``, of bytes or floats, and return what they made."""
+    """Write statements that change a tensor ``x`` and return what they made."""
     lines = []
     names = ["x"]
     looks = r.choice((0.0, 0.0, 0.1, 0.3))  # most programs look at nothing, or they would all be made early

@@ -1,4 +1,4 @@
-"""Programs that read images by torchvision.io and change the tensors, written by hand and at random."""
+"""Programs that read images by torchvision.io, written by hand and at random."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What torchvision.io decodes is made when it is used, or natively at once, and is torchvision's."""
+"""What torchvision.io decodes is made later, or natively at once, with its bits."""
 
 from __future__ import annotations
 

@@ -160,10 +160,10 @@ def _webp() -> type[ImageFile.ImageFile]:
 
 
 def decodes_as(decode: Callable[[bytes], NDArray[np.uint8]]) -> bool:
-    """Whether another library decodes whole JPEG files to the core's pixels, where this may decode them.
+    """Whether another library decodes JPEG files to the pixels that the core makes.
 
     Args:
-        decode: Decodes a file by that library, ``(H, W, 3)``.
+        decode: Decodes a whole file by that library, ``(H, W, 3)``.
     """
     from fastload import _core
 

@@ -48,9 +48,11 @@ ImageBytes bytes_from(const nb::object& data) {
 
 std::shared_ptr<ImageProgram> image_program(const nb::object& data, const std::array<std::int32_t, 12>& geometry,
                                             const std::string& filter, const nb::sequence& steps,
-                                            const std::optional<std::pair<std::uint32_t, std::uint32_t>>& levels) {
+                                            const std::optional<std::pair<std::uint32_t, std::uint32_t>>& levels,
+                                            std::string library) {
   auto program = std::make_shared<ImageProgram>();
   program->file = bytes_from(data);
+  program->file.library = std::move(library);
   if (levels) {
     std::tie(program->file.height, program->file.width) = *levels;
     const std::size_t size = program->file.size;
@@ -74,6 +76,8 @@ void set_values(TensorProgram& program, const ValueTable& table) {
   program.value_bytes = job.value_bytes;
   const auto* values = static_cast<const std::uint8_t*>(job.table);
   program.table.assign(values, values + std::size_t{3} * 256 * job.value_bytes);
+  program.keeps_levels = job.value_bytes == 1;
+  for (std::size_t i = 0; i < program.table.size(); ++i) program.keeps_levels &= program.table[i] == (i & 255);
 }
 
 using FillFields = std::tuple<std::size_t, int, int, int, int, nb::bytes>;  // image, top, left, height, width, values
@@ -370,7 +374,7 @@ nb::object bound_to(nb::handle mode, const nb::frozenset& passed, const nb::froz
 void bind_deferred(nb::module_& m) {
   nb::class_<ImageProgram>(m, "ImageProgram")
       .def(nb::new_(&image_program), "data"_a, "geometry"_a, "filter"_a = "bilinear", "steps"_a = nb::tuple(),
-           "levels"_a = nb::none());
+           "levels"_a = nb::none(), "library"_a = "Pillow");
   nb::class_<TensorProgram>(m, "TensorProgram")
       .def(nb::new_(&tensor_program), "images"_a, "size"_a, "pass_rule"_a, "table"_a.noconvert(), "planar"_a,
            "fills"_a = std::vector<FillFields>{})
@@ -393,6 +397,7 @@ void bind_deferred(nb::module_& m) {
       .def("paint", &paint_memory, "levels"_a = Made{})
       .def("array", &array_of, "shape"_a, "strides"_a, "dtype_name"_a);
   m.def("deferred_memory_at", &memory_at, "address"_a);
+  m.def("has_deferred_memory", &DeferredMemory::any);
   m.def(
       "guard_pages",
       [](std::vector<std::string> decoder) {

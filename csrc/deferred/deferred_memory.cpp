@@ -540,6 +540,13 @@ DeferredMemory* DeferredMemory::at(const void* address) {
   return slot == nullptr ? nullptr : slot->user;
 }
 
+bool DeferredMemory::any() {
+  Arena* all = arena.load();
+  if (all == nullptr) return false;
+  const Locked lock;
+  return all->armed != 0;
+}
+
 DeferredMemory::DeferredMemory(const std::shared_ptr<const TensorProgram>& program) {
   if (!handles_faults()) throw std::bad_alloc();
   const Locked lock;
@@ -621,6 +628,7 @@ struct DeferredMemory::Slot {};
 
 bool DeferredMemory::available() { return false; }
 DeferredMemory* DeferredMemory::at(const void*) { return nullptr; }
+bool DeferredMemory::any() { return false; }
 DeferredMemory::DeferredMemory(const std::shared_ptr<const TensorProgram>&) : slot_(nullptr) { throw std::bad_alloc(); }
 DeferredMemory::~DeferredMemory() = default;
 std::uint8_t* DeferredMemory::data() const { return nullptr; }

@@ -23,6 +23,8 @@ class DeferredMemory {
   static bool available();
   // The one that has this address, if any. Not while that may be destroyed.
   static DeferredMemory* at(const void* address);
+  // Whether there is any.
+  static bool any();
 
   // Throws std::bad_alloc: there is no memory, too much is armed already, or it is not available.
   explicit DeferredMemory(const std::shared_ptr<const TensorProgram>& program);

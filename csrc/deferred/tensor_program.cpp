@@ -58,6 +58,10 @@ void TensorProgram::paint_levels(std::size_t image, const std::uint8_t* levels, 
   job.out = out;
   job.planar = planar;
   look_up(job);
+  paint_fills(image, out);
+}
+
+void TensorProgram::paint_fills(std::size_t image, void* out) const {
   for (const Fill& each : fills) {
     if (each.image == image) fill(*this, each, static_cast<std::uint8_t*>(out));
   }
@@ -85,15 +89,22 @@ Status TensorProgram::paint_whole(std::size_t image, const std::uint8_t* pixels,
 Status TensorProgram::paint_input(std::size_t image, const Input& input, void* out) const {
   static thread_local std::vector<std::uint8_t> levels;
   try {
-    levels.resize(3 * static_cast<std::size_t>(height) * static_cast<std::size_t>(width));
+    const bool at_once = keeps_levels && !planar;
+    if (!at_once) levels.resize(3 * static_cast<std::size_t>(height) * static_cast<std::size_t>(width));
+    std::uint8_t* const pixels = at_once ? static_cast<std::uint8_t*>(out) : levels.data();
     SampleOptions options;
     options.height = height;
     options.width = width;
     options.pass_rule = pass_rule;
     Outcome outcome;
-    process(input, images[image]->geometry, options, {levels.data(), std::ptrdiff_t{3} * width}, outcome);
-    if (outcome.status == Status::ok) paint_levels(image, levels.data(), out);
-    return outcome.status;
+    process(input, images[image]->geometry, options, {pixels, std::ptrdiff_t{3} * width}, outcome);
+    if (outcome.status != Status::ok) return outcome.status;
+    if (at_once) {
+      paint_fills(image, out);
+    } else {
+      paint_levels(image, pixels, out);
+    }
+    return Status::ok;
   } catch (const std::bad_alloc&) {
     return Status::unsupported;
   }

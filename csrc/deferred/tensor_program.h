@@ -6,6 +6,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <memory>
+#include <string>
 #include <vector>
 
 #include "base/image.h"
@@ -17,11 +18,13 @@
 namespace fastload {
 
 // An image in memory, encoded; or its levels, (height, width, 3) without gaps, if it has a height. `owner` keeps it.
+// `library` decodes what the core does not, see decode_elsewhere().
 struct ImageBytes {
   const std::uint8_t* data = nullptr;
   std::size_t size = 0;
   std::shared_ptr<const void> owner;
   std::uint32_t height = 0, width = 0;
+  std::string library{};
 
   bool is_decoded() const { return height != 0; }
 };
@@ -46,6 +49,7 @@ struct TensorProgram {
   PassRule pass_rule = PassRule::horizontal_first;
   std::size_t value_bytes = 1;      // 1, 2, 4 or 8
   std::vector<std::uint8_t> table;  // 256 values for each of 3 channels
+  bool keeps_levels = false;        // the values are the levels
   bool planar = true;               // channels are outermost within an image, else innermost
   std::vector<Fill> fills;          // in order
 
@@ -65,6 +69,7 @@ struct TensorProgram {
 
  private:
   Status paint_input(std::size_t image, const Input& input, void* out) const;
+  void paint_fills(std::size_t image, void* out) const;
 };
 
 // Appends the images of a program that has the same size, rule and table, and their fills. False if it has not.

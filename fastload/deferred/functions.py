@@ -5,7 +5,7 @@ What a function does to the levels is learnt from an image that has all of them.
 
 from __future__ import annotations
 
-import _signal
+import _signal  # type: ignore[import-not-found]
 import faulthandler
 import functools
 import math
@@ -20,10 +20,11 @@ import torch.utils.dlpack
 from PIL import Image
 
 from fastload import _core
-from fastload.deferred import memory
+from fastload.deferred import decoding, memory
 from fastload.deferred.content import Content, take_painted_s
 from fastload.deferred.geometry import SIDE_MIN, strides_of
 from fastload.deferred.recorder import (
+    IDENTITY,
     CallRecorder,
     called_on_levels,
     described,
@@ -35,7 +36,9 @@ from fastload.lazy import functions as lazy_functions
 from fastload.lazy.images import levels_of, pending_of
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
+    from collections.abc import Callable, Iterable, Sequence
+
+    from fastload.lazy.pixels import File, Pending
 
 _HOME: Final = "torchvision.transforms.functional"
 _PLACES: Final = (
@@ -48,11 +51,13 @@ _NAMES: Final = ("to_tensor", "pil_to_tensor")
 _METHODS: Final = ("view", "permute", "contiguous", "to", "div")
 """Methods that the functions call, which the user may have replaced."""
 
-_OF_VALUES: Final = ("torchvision.transforms._functional_tensor", "normalize")
-"""A function of single values, which makes several calls for each image."""
-
-_ITS_METHODS: Final = ("clone", "any", "view", "sub_", "div_")
-"""Those that it calls."""
+_V2: Final = "torchvision.transforms.v2.functional._misc"
+_OF_VALUES: Final = (
+    ("torchvision.transforms._functional_tensor", "normalize", ("clone", "any", "view", "sub_", "div_")),
+    (_V2, "normalize_image", ("view", "sub", "div_")),
+    (_V2, "to_dtype_image", ("to", "mul", "mul_")),
+)
+"""Functions of single values that make several calls for each image: module, name, the methods that they call."""
 
 _POINTERS: Final = (
     (torch.Tensor, "numpy"),
@@ -76,6 +81,10 @@ _HANDLERS: Final = (
 LEVELS_MIN_BYTES: Final = 1 << 16
 """Pixels that are made become a deferred tensor from this size on. Python makes smaller ones as fast as it defers."""
 
+DECODED_MIN: Final = 16
+"""Images of torchvision.io that are deferred before it is known whether that is faster. Where programs use the pixels
+of most of them, decoding is as fast, and recording takes time."""
+
 LEVELS: Final = np.repeat(np.arange(256, dtype=np.uint8), 3).reshape(1, 256, 3).repeat(SIDE_MIN, 0)
 """An image that has all levels in each channel."""
 
@@ -92,53 +101,88 @@ class Deferral:
         self.recorder = CallRecorder()
         self.deferred = 0
         self._thread = self._told = 0
+        self._records = self._is_prepared = False
         self._tables: dict[Any, tuple[torch.Tensor, bool, bool] | None] = {}
+        self._replaced = lazy_functions.Replacements()
+        self._decoded: list[File] = []  # of torchvision, in this batch
+        self._tried = self._sent = 0
+        self._at_once = False
+
+    def install_decoding(self) -> None:
+        """Replace what decodes JPEG files for torchvision.io."""
+        decoding.replace_operators(self._replaced.replace, self._decode)
 
     def install(self) -> None:
-        """Replace the functions of modules that are imported, unless they are patched."""
+        """Replace the functions that make tensors of images, unless they are patched."""
         for name in _PLACES:
             module = sys.modules.get(name)
             for function in _NAMES:
                 original = getattr(module, function, None)
                 if getattr(original, "__module__", None) == _HOME and getattr(original, "__name__", "") == function:
                     lazy_functions.replace(module, function, self._in_place_of(original))
-        home, function = _OF_VALUES
-        original = getattr(sys.modules.get(home), function, None)
-        if getattr(original, "__module__", None) == home and getattr(original, "__name__", "") == function:
-            lazy_functions.replace(sys.modules[home], function, self.on_levels(original))
+
+    def _prepare(self) -> None:
+        """Replace what gets deferred tensors and does not come by the recorder, for good."""
+        if self._is_prepared:
+            return
+        self._is_prepared = True
+        replace = self._replaced.replace
+        for home, function, methods in _OF_VALUES:
+            original = getattr(sys.modules.get(home), function, None)
+            if getattr(original, "__module__", None) == home and getattr(original, "__name__", "") == function:
+                replace(sys.modules[home], function, self.on_levels(original, methods))
         for holder, function in _POINTERS:
-            lazy_functions.replace(holder, function, _before(getattr(holder, function), _paint))
-        lazy_functions.replace(torch.utils, "swap_tensors", _before(torch.utils.swap_tensors, memory.forget))
-        lazy_functions.replace(torch.Tensor, "_typed_storage", _storage_of(torch.Tensor._typed_storage, self._is_on))
-        lazy_functions.replace(torch.UntypedStorage, "resize_", _resize_storage(torch.UntypedStorage.resize_))
-        lazy_functions.replace(torch.UntypedStorage, "resizable", _is_resizable(torch.UntypedStorage.resizable))
-        lazy_functions.replace(torch.UntypedStorage, "is_shared", _is_shared(torch.UntypedStorage.is_shared))
+            replace(holder, function, _before(getattr(holder, function), _paint))
+        replace(torch.utils, "swap_tensors", _before(torch.utils.swap_tensors, memory.forget))
+        replace(torch.Tensor, "_typed_storage", _storage_of(torch.Tensor._typed_storage, self._is_on))
+        replace(torch.UntypedStorage, "resize_", _resize_storage(torch.UntypedStorage.resize_))
+        replace(torch.UntypedStorage, "resizable", _is_resizable(torch.UntypedStorage.resizable))
+        replace(torch.UntypedStorage, "is_shared", _is_shared(torch.UntypedStorage.is_shared))
         for holder, function in _HANDLERS:
-            lazy_functions.replace(holder, function, _guarding(getattr(holder, function)))
+            replace(holder, function, _guarding(getattr(holder, function)))
 
     def __enter__(self) -> None:
-        """Defer tensors until the batch is made."""
+        """Defer tensors until the batch is made, and record from the first one on."""
         self._thread = threading.get_ident()
         memory.begin_batch()
         take_painted_s()  # what was painted before, maybe in the process that this one was forked from
-        self.recorder.__enter__()
+        if _core.has_deferred_memory():  # that the program has kept
+            self._record()
+
+    def _record(self) -> None:
+        self._prepare()
+        if not self._records:
+            self._records = True
+            self.recorder.__enter__()
 
     take_painted_s = staticmethod(take_painted_s)
 
     def take_counts(self) -> tuple[int, int, str]:
-        """Return images deferred and looks since the last call, and the usual line."""
+        """Return images deferred and looks since the last call, and the usual line.
+
+        Also learns whether programs use the pixels of what torchvision decodes before they return it.
+        """
         painted_by = self.recorder.painted_by
         looks = painted_by.total() - self._told
         place = described(painted_by.most_common(1)[0][0]) if looks else ""
         images, self.deferred, self._told = self.deferred, 0, painted_by.total()
+        self._tried += len(self._decoded)
+        self._sent += sum(file.is_sent for file in self._decoded)
+        self._decoded.clear()
+        if self._tried >= DECODED_MIN:
+            self._at_once = 2 * self._sent < self._tried
+            self._tried = self._sent = 0
         return images, looks, place
 
     def __exit__(self, *error: object) -> None:
         self._thread = 0
-        self.recorder.__exit__(*error)
+        if self._records:
+            self._records = False
+            self.recorder.__exit__(*error)
 
     def _is_on(self) -> bool:
-        return self._thread == threading.get_ident() and is_plain_context(1)
+        """Whether this thread makes a batch, and calls of torch's mean what they usually do."""
+        return self._thread == threading.get_ident() and is_plain_context(int(self._records))
 
     def _in_place_of(self, original: Any) -> Any:
         @functools.wraps(original)
@@ -148,28 +192,44 @@ class Deferral:
 
         return function
 
-    def on_levels(self, original: Any) -> Any:
-        """Wrap :data:`_OF_VALUES`, so that deferred tensors' levels are given to it."""
-        methods = [getattr(torch.Tensor, name) for name in _ITS_METHODS]
+    def on_levels(self, original: Any, names: Sequence[str]) -> Any:
+        """Wrap one of :data:`_OF_VALUES`, so that deferred tensors' levels are given to it."""
+        methods = [getattr(torch.Tensor, name) for name in names]
 
         @functools.wraps(original)
-        def function(tensor: Any, mean: Any, std: Any, inplace: bool = False) -> Any:
-            if torch.compiler.is_compiling():  # the original, in one graph with what is around it
-                return original(tensor, mean, std, inplace)
-            as_usual = methods == [getattr(torch.Tensor, name) for name in _ITS_METHODS]
+        def function(*arguments: Any, **rest: Any) -> Any:
+            is_new = not any(arguments[3:]) and not rest.get("inplace")
+            if not is_new or torch.compiler.is_compiling():  # the original, in one graph with what is around it
+                return original(*arguments, **rest)
+            as_usual = methods == [getattr(torch.Tensor, name) for name in names]
             made = None
-            if inplace is False and as_usual and self._is_on() and not self.recorder.is_off:
-                made = called_on_levels(self.recorder, original, (tensor, mean, std), {})
-            return original(tensor, mean, std, inplace) if made is None else made
+            if as_usual and self._is_on() and not self.recorder.is_off:
+                made = called_on_levels(self.recorder, original, arguments, rest)
+            return original(*arguments, **rest) if made is None else made
 
         for name, value in (("__script_if_tracing_wrapper", True), ("__original_fn", original)):
             setattr(function, name, value)  # so that torch.jit compiles the original
         return function
 
-    def _made(self, original: Any, image: Any) -> torch.Tensor | None:
-        if self.recorder.is_off or not self._is_on():
+    def _decode(self, *arguments: Any) -> torch.Tensor | None:
+        """Make what an operator of torchvision decodes; ``None`` if it is to be called."""
+        if not self._may_defer() or len(arguments) not in (2, 3):
             return None
-        if not _core.guard_is_ours() and not memory.guard_pages():
+        pending = decoding.pending_of(*arguments)
+        if pending is None:
+            return None
+        if not self._at_once:
+            tensor = self._tensor(pending, shared_table(IDENTITY), planar=False, resizable=True)
+            if tensor is not None:
+                self._decoded.append(pending.file)
+                return tensor
+        return decoding.made_at_once(pending)
+
+    def _may_defer(self) -> bool:
+        return not self.recorder.is_off and self._is_on() and (_core.guard_is_ours() or memory.guard_pages())
+
+    def _made(self, original: Any, image: Any) -> torch.Tensor | None:
+        if not self._may_defer():
             return None
         pending = pending_of(image, SIDE_MIN) or levels_of(image, LEVELS_MIN_BYTES, SIDE_MIN)
         if pending is None or not pending.is_trusted:
@@ -182,6 +242,11 @@ class Deferral:
         if (known := self._tables[key]) is None:
             return None
         table, planar, resizable = known
+        return self._tensor(pending, table, planar=planar, resizable=resizable)
+
+    def _tensor(self, pending: Pending, table: torch.Tensor, *, planar: bool, resizable: bool) -> torch.Tensor | None:
+        """Make a deferred tensor of one image; ``None`` without memory for it."""
+        self._record()
         width, height = pending.size
         size = (3, height, width)
         stride = strides_of(size, planar=planar)

@@ -26,7 +26,7 @@ _storage_of = torch._C.TensorBase.untyped_storage
 VIEWS_MAX = 64
 """Noted views of a memory, from which on those that are gone are dropped."""
 
-_DECODER = str(Path(__file__).with_name("decode_by_pillow.py"))
+_DECODER = str(Path(__file__).with_name("decode_elsewhere.py"))
 
 
 def guard_pages() -> bool:
@@ -128,7 +128,10 @@ def content_to_send(tensor: torch.Tensor) -> Content | None:
             paint(memory)
             return None
         memory.batch = _batch
-    return content_of(tensor)
+    content = content_of(tensor)
+    for image in () if content is None else content.images:
+        image.file.is_sent = True
+    return content
 
 
 def content_of(tensor: torch.Tensor) -> Content | None:

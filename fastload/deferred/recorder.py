@@ -12,6 +12,7 @@ image. Each kind of call is compared with torch's own result when it first comes
 from __future__ import annotations
 
 import contextlib
+import inspect
 import linecache
 import sys
 import traceback
@@ -23,6 +24,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 import torch
+from torch.nn.functional import interpolate
 from torch.overrides import TorchFunctionMode, _get_current_function_mode_stack
 from torch.utils._device import DeviceContext
 from torch.utils.data._utils.collate import collate_tensor_fn
@@ -33,7 +35,9 @@ from fastload._batch import is_plain
 from fastload._compare import same_bits
 from fastload.deferred import memory as deferred_memory
 from fastload.deferred.content import Content, Fill, joined
-from fastload.deferred.geometry import flipped, placed, strides_of
+from fastload.deferred.geometry import SIDE_MIN, flipped, placed, strides_of
+from fastload.lazy.images import TARGET_MAX
+from fastload.pipeline.installed.resizes import TENSOR_FILTERS, tensor_filters
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -275,6 +279,15 @@ def shared_table(table: torch.Tensor) -> torch.Tensor:
         _tables.clear()
         _results.clear()  # which know tables by their ids
     return _tables.setdefault(key, table)
+
+
+IDENTITY: Final = torch.arange(256, dtype=torch.uint8).repeat(3, 1)
+"""The table of values that are the levels."""
+
+
+def is_identity(table: torch.Tensor) -> bool:
+    """Whether a table's values are the levels."""
+    return table.dtype == torch.uint8 and torch.equal(table, IDENTITY)
 
 
 _SIMPLE: Final = frozenset([int, bool, type(None), torch.dtype, str, torch.device])
@@ -524,6 +537,59 @@ def _flip(recorder: CallRecorder, func: Any, args: tuple[Any, ...], kwargs: dict
     return _result(recorder, key, made, tensor.dim(), kind, lambda: _by_torch(func, args, kwargs, tensor, content))
 
 
+_INTERPOLATE: Final = tuple(inspect.signature(interpolate).parameters)
+
+
+def _interpolate(recorder: CallRecorder, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """Resize levels as torch resizes bytes with antialiasing."""
+    given = {**dict(zip(_INTERPOLATE, args, strict=False)), **kwargs}
+    tensor, mode = given.pop("input", None), given.get("mode")
+    options = given.get("align_corners"), given.get("recompute_scale_factor")
+    plain = given.get("scale_factor") is None and all(each is None or each is False for each in options)
+    if type(tensor) is not torch.Tensor or tensor.dim() != 4 or type(mode) is not str or not plain:
+        return _UNKNOWN
+    size = _size_of(given.get("size"))
+    if size is None or given.get("antialias") is not True or TENSOR_FILTERS.get(mode) not in tensor_filters():
+        return _UNKNOWN
+    found = _part(tensor[0] if len(tensor) == 1 else tensor)  # whatever the stride of one image
+    if found is None or found[1].fills or not is_identity(found[1].table):
+        return _UNKNOWN
+    content = found[1]
+    images = [image.resized(size, TENSOR_FILTERS[mode]) for image in content.images]
+    resized = tuple(image for image in images if image is not None)
+    if len(resized) < len(images):
+        return _UNKNOWN
+    stride = tensor.stride()
+    planar = content.planar or stride[0] < tensor.shape[2] * stride[2]  # else torch takes it for channels_last
+    made = Content(resized, content.table, planar)
+
+    def by_torch() -> Any:
+        real = torch.empty_strided(tensor.shape, stride, dtype=torch.uint8)
+        return func(real.copy_(_painted_as(tensor, content)), **given)
+
+    return _result(recorder, (func, mode, content.planar, planar), made, 4, torch.Tensor, by_torch)
+
+
+def _size_of(sides: Any) -> tuple[int, int] | None:
+    """Width and height that an argument of torch's names; ``None`` for odd ones."""
+    height, width = sides if type(sides) in (list, tuple, torch.Size) and len(sides) == 2 else (sides, sides)
+    if not all(type(side) is int and side >= SIDE_MIN for side in (height, width)) or height * width > TARGET_MAX:
+        return None
+    return width, height
+
+
+def _reshape(recorder: CallRecorder, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """A view, where torch makes one."""
+    if kwargs or type(args[0]) not in _IMAGES:
+        return _UNKNOWN
+    try:
+        with torch._C.DisableTorchFunctionSubclass():
+            args[0].view(*args[1:])
+    except (RuntimeError, TypeError):
+        return _UNKNOWN
+    return _view(recorder, func, args, kwargs)
+
+
 def _stack(recorder: CallRecorder, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """Stack images to a batch."""
     tensors = args[0] if args else kwargs.get("tensors")
@@ -737,7 +803,7 @@ _RESIZES: Final = frozenset(_named("resize_", "resize_as_", "set_"))
 
 _VIEWS: Final = (
     *("view", "permute", "transpose", "unsqueeze", "squeeze", "narrow", "unbind", "select", "detach", "as_subclass"),
-    *("movedim", "moveaxis", "swapaxes", "expand", "unflatten", "view_as", "alias"),
+    *("movedim", "moveaxis", "swapaxes", "expand", "unflatten", "view_as", "alias", "as_strided"),
 )
 """Functions that return tensors in their argument's memory, whose content is known."""
 
@@ -789,6 +855,8 @@ _HANDLERS: Final[dict[Any, Handler]] = {
     ),
     **dict.fromkeys(_named("clone"), _clone),
     **dict.fromkeys([_T.contiguous], _contiguous),
+    **dict.fromkeys(_named("reshape"), _reshape),
+    **dict.fromkeys([interpolate], _interpolate),
     **dict.fromkeys(_named("flip"), _flip),
     **dict.fromkeys([torch.stack], _stack),
     **dict.fromkeys([_T.__setitem__], _set),

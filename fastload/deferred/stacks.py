@@ -51,11 +51,11 @@ class DeferredTensors:
         group: list[Content] = []
         is_planar = False
         for sample, content in zip(samples, contents, strict=True):
-            planar = None if content is None else _planar_in_stack(sample, content)
+            planar = content is not None and _planar_in_stack(sample, content)
             if group and (content is None or planar != is_planar or not _join(group[0], content)):
                 parts.append(joined(group, planar=is_planar))
                 group = []
-            if content is None or planar is None:
+            if content is None:
                 parts.append(sample)
             else:
                 group.append(content)
@@ -77,17 +77,9 @@ def _is_image(sample: Any) -> bool:
     return True
 
 
-def _planar_in_stack(sample: torch.Tensor, content: Content) -> bool | None:
-    """Whether channels are outermost in a contiguous stack; ``None`` if it has no images."""
-    if sample.is_contiguous():
-        return content.planar
-    height, width = content.image_size
-    size = tuple(sample.size()[-3:])
-    if not content.planar and size == (3, height, width) and sample.movedim(-3, -1).is_contiguous():
-        return True
-    if content.planar and size == (height, width, 3) and sample.movedim(-1, -3).is_contiguous():
-        return False
-    return None
+def _planar_in_stack(sample: torch.Tensor, content: Content) -> bool:
+    """Whether channels come before rows in a contiguous stack, as in the sample."""
+    return sample.stride(-1) == (1 if content.planar else 3)
 
 
 def _join(one: Content, other: Content) -> bool:

@@ -395,6 +395,11 @@ def prepare() -> bool:
     return True
 
 
+def pass_rule() -> str:
+    """The core's rule for the order of a resize's passes, once :func:`prepare` was true."""
+    return _known.pass_rule
+
+
 def install(also: Callable[[], None] = lambda: None) -> bool:
     """Make images of this process lazy, from its first JPEG, PNG or WebP file on.
 
@@ -408,7 +413,7 @@ def install(also: Callable[[], None] = lambda: None) -> bool:
     if not prepare():
         return False
     _also = also
-    _pillow = ByPillow(_load_as_ever, _known.pass_rule, COMPARED, _give_up)
+    _pillow = ByPillow(_known.pass_rule, COMPARED, _give_up, _load_as_ever)
     for name, method in _FIRST.items():
         cls, attribute, _ = _METHODS[name]
         setattr(cls, attribute, method)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import math
+from abc import ABC, abstractmethod
 from collections import Counter
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, ClassVar, Final
@@ -33,26 +34,53 @@ COMPARED: Final = 2
 
 
 @dataclass
-class ByPillow:
-    """How Pillow decodes, for what the core does not, and to compare with.
+class Library(ABC):
+    """Another library that decodes, for what the core does not, and to compare with.
+
+    Attributes:
+        name: The library's.
+        pass_rule: The core's rule for the order of a resize's passes.
+        comparisons: How many of the next parts to compare with the library's.
+        failed: Called at a difference.
+        differs: Whether there was one. Everything is left to the library then.
+    """
+
+    name: ClassVar[str]
+    pass_rule: str
+    comparisons: int
+    failed: Callable[[], None]
+    differs: bool = field(default=False, init=False)
+
+    @abstractmethod
+    def make(self, pending: Pending) -> NDArray[np.uint8]:
+        """Make pixels, ``(H, W, 3)``, of the whole file's."""
+
+    def agreed(self, pixels: NDArray[np.uint8], expected: NDArray[np.uint8]) -> NDArray[np.uint8]:
+        """Return pixels, or those that were expected; the first that differ are the last."""
+        if np.array_equal(pixels, expected):
+            return pixels
+        self.differs = True
+        self.failed()
+        return expected
+
+
+@dataclass
+class ByPillow(Library):
+    """Pillow.
 
     Attributes:
         load: An image's ``load`` as it is without lazy images.
-        pass_rule: The core's rule for the order of a resize's passes.
-        comparisons: How many of the next parts to compare with Pillow's.
-        failed: Called at a difference.
-        differs: Whether there was one. Everything is left to Pillow then.
         decodes: How many whole files of each class were compared.
         resize: ``Image.resize`` as it is without lazy images.
     """
 
+    name: ClassVar = "Pillow"
     load: Callable[[Any], Any]
-    pass_rule: str
-    comparisons: int
-    failed: Callable[[], None]
-    differs: bool = False
     decodes: Counter[type] = field(default_factory=Counter)
     resize: Callable[..., Any] = Image.Image.resize
+
+    def make(self, pending: Pending) -> NDArray[np.uint8]:  # noqa: D102
+        return pending.by_pillow(pending.file.core(self), self.resize)
 
     def decoded(self, kind: type, data: bytes) -> Any:
         """Decode a whole file by Pillow."""
@@ -67,45 +95,43 @@ class ByPillow:
         self.decodes[kind] += 1
         return self.agreed(pixels, np.array(Image.Image()._new(self.decoded(kind, data)).convert("RGB")))
 
-    def agreed(self, pixels: NDArray[np.uint8], expected: NDArray[np.uint8]) -> NDArray[np.uint8]:
-        """Return pixels, or those that were expected; the first that differ are the last."""
-        if np.array_equal(pixels, expected):
-            return pixels
-        self.differs = True
-        self.failed()
-        return expected
-
 
 class File:
-    """The bytes of a JPEG file that several images may share."""
+    """The bytes of a JPEG file that several images may share.
+
+    Attributes:
+        is_sent: Whether a tensor of its pixels was sent before they were made.
+    """
 
     is_decoded: ClassVar = False
+    is_sent = False
 
-    def __init__(self, data: bytes | NDArray[np.uint8], size: tuple[int, int], pillow: ByPillow) -> None:
+    def __init__(self, data: bytes | NDArray[np.uint8], size: tuple[int, int], library: Library) -> None:
         self.data: Any = data
         self.size = size
-        self.pillow = pillow
+        self.library = library
         self._parts = 0
         self._whole: NDArray[np.uint8] | None = None
 
     @property
     def pass_rule(self) -> str:
         """The core's rule for the order of a resize's passes."""
-        return self.pillow.pass_rule
+        return self.library.pass_rule
 
     @property
     def is_trusted(self) -> bool:
-        """Whether the core's bits were Pillow's so far, often enough."""
-        return not self.pillow.differs and not self.pillow.comparisons
+        """Whether the core's bits were the library's so far, often enough."""
+        return not self.library.differs and not self.library.comparisons
 
     def part(self, pending: Pending) -> NDArray[np.uint8]:
         """Decode a part, ``(H, W, 3)``."""
-        pixels = None if self.pillow.differs else self._native(pending)
+        library = self.library
+        pixels = None if library.differs else self._native(pending)
         if pixels is None:
-            return pending.by_pillow(self._by_pillow())
-        if self.pillow.comparisons > 0:
-            self.pillow.comparisons -= 1
-            return self.pillow.agreed(pixels, pending.by_pillow(self._by_pillow()))
+            return library.make(pending)
+        if library.comparisons > 0:
+            library.comparisons -= 1
+            return library.agreed(pixels, library.make(pending))
         return pixels
 
     def _native(self, pending: Pending) -> NDArray[np.uint8] | None:
@@ -116,7 +142,7 @@ class File:
         else:
             if self._whole is None:
                 self._whole = self._decoded(Pending(self, (0, 0, *self.size)))
-            pixels = None if self._whole is None else pending.of(self._whole, self.pillow.pass_rule)
+            pixels = None if self._whole is None else pending.of(self._whole)
         if pixels is not None and pending.steps and not _core.apply_steps(pending.steps, pixels, pixels):
             return None
         return pixels
@@ -124,14 +150,12 @@ class File:
     def _decoded(self, pending: Pending) -> NDArray[np.uint8] | None:
         width, height = pending.size
         pixels = np.empty((1, height, width, 3), np.uint8)
-        outcome = _core.decode(
-            self.data, pixels, pending.geometry(), filter=pending.filter, pass_rule=self.pillow.pass_rule
-        )
+        outcome = _core.decode(self.data, pixels, pending.geometry(), filter=pending.filter, pass_rule=self.pass_rule)
         return pixels[0] if outcome[0] == "ok" else None
 
-    def _by_pillow(self) -> Any:
+    def core(self, pillow: ByPillow) -> Any:
         """Make the whole core image by Pillow."""
-        return self.pillow.decoded(JpegImageFile, self.data)
+        return pillow.decoded(JpegImageFile, self.data)
 
 
 class Levels(File):
@@ -139,23 +163,23 @@ class Levels(File):
 
     Args:
         pixels: ``(H, W, 3)``, contiguous. They must not be changed.
-        pillow: As of a file.
+        library: As of a file.
     """
 
     is_decoded = True
     _whole: NDArray[np.uint8]
 
-    def __init__(self, pixels: NDArray[np.uint8], pillow: ByPillow) -> None:
+    def __init__(self, pixels: NDArray[np.uint8], library: Library) -> None:
         height, width, _ = pixels.shape
-        super().__init__(pixels.reshape(-1), (width, height), pillow)
+        super().__init__(pixels.reshape(-1), (width, height), library)
         self._whole = pixels
 
     def part(self, pending: Pending) -> NDArray[np.uint8]:  # noqa: D102
         if pending.target is not None or pending.steps:
             return super().part(pending)
-        return self._whole if pending.is_whole else pending.of(self._whole, self.pass_rule)
+        return self._whole if pending.is_whole else pending.of(self._whole)
 
-    def _by_pillow(self) -> Any:
+    def core(self, pillow: ByPillow) -> Any:  # noqa: D102
         return core_of(self._whole)
 
 
@@ -230,7 +254,7 @@ class Pending:
 
     def made(self) -> Pending:
         """Return the same pixels by themselves, made."""
-        return Pending(Levels(self.pixels(), self.file.pillow), (0, 0, *self.size))
+        return Pending(Levels(self.pixels(), self.file.library), (0, 0, *self.size))
 
     def cropped(self, box: tuple[int, int, int, int]) -> Pending | None:
         """Crop to a box within the image; ``None`` if it is too late for that."""
@@ -284,7 +308,8 @@ class Pending:
         """The core's form of it."""
         width, height = self.file.size
         levels = (height, width) if self.file.is_decoded else None
-        return _core.ImageProgram(self.file.data, self.geometry(), self.filter, self.steps, levels)
+        library = self.file.library.name
+        return _core.ImageProgram(self.file.data, self.geometry(), self.filter, self.steps, levels, library)
 
     def fields(self) -> tuple[Any, ...]:
         """What :class:`Pending` was made of, the file aside."""
@@ -302,30 +327,38 @@ class Pending:
         crop = top, left, bottom - top, right - left
         return (*crop, height, width, y, x, rows, columns, self.mirrored, self.flipped)
 
-    def of(self, whole: NDArray[np.uint8], pass_rule: str) -> NDArray[np.uint8]:
-        """Do the same to the whole image's pixels, ``(H, W, 3)``."""
+    def of(self, whole: NDArray[np.uint8]) -> NDArray[np.uint8]:
+        """Do the same to the whole image's pixels, ``(H, W, 3)``, but for the steps."""
         left, top, right, bottom = self.box
         pixels = whole[top:bottom, left:right]
         if self.target is not None:
             width, height = self.target
             out = np.empty((height, width, 3), np.uint8)
-            _core.resize(pixels, out, self.filter, pass_rule)
+            _core.resize(pixels, out, self.filter, self.file.pass_rule)
             left, top, right, bottom = self._area()
             pixels = out[top:bottom, left:right]
         return pixels[:: -1 if self.flipped else 1, :: -1 if self.mirrored else 1].copy()
 
-    def by_pillow(self, whole: Any) -> NDArray[np.uint8]:
-        """Do the same to the whole core image by Pillow."""
+    def by_pillow(self, whole: Any, resize: Callable[..., Any]) -> NDArray[np.uint8]:
+        """Do the same to the whole core image by Pillow, if it has the filter."""
+        if self.target is not None and self.filter not in FILTERS:
+            return self.stepped(self.of(np.array(Image.Image()._new(whole))))
         core = whole.crop(self.box)
         if self.target is not None:  # by the image's method: Pillow 12.2 and 12.3 choose the order of passes there
-            core = self.file.pillow.resize(Image.Image()._new(core), self.target, FILTERS[self.filter]).im
+            core = resize(Image.Image()._new(core), self.target, FILTERS[self.filter]).im
         if self.window is not None:
             core = core.crop(self.window)
         if self.mirrored:
             core = core.transpose(Image.Transpose.FLIP_LEFT_RIGHT)
         if self.flipped:
             core = core.transpose(Image.Transpose.FLIP_TOP_BOTTOM)
-        image = Image.Image()._new(core)
+        return self.stepped(np.array(Image.Image()._new(core)))
+
+    def stepped(self, pixels: NDArray[np.uint8]) -> NDArray[np.uint8]:
+        """Do the steps by Pillow to pixels that are made so far."""
+        if not self.steps:
+            return pixels
+        image = Image.fromarray(pixels)
         for kind, fields in self.steps:
             image = REFERENCES[kind](image, **fields)
         return np.array(image)

@@ -173,8 +173,11 @@ def install_lazy_images(deferred: bool) -> Deferral | None:
     from fastload.lazy import images as lazy_images
 
     deferral = _deferral() if deferred else None
-    is_lazy = lazy_images.install(*() if deferral is None else (deferral.install,))
-    return deferral if is_lazy else None
+    if not lazy_images.install(*() if deferral is None else (deferral.install,)):
+        return None
+    if deferral is not None:
+        deferral.install_decoding()
+    return deferral
 
 
 def _deferral() -> Deferral | None:

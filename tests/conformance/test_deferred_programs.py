@@ -29,6 +29,7 @@ from deferred.odd_programs import odd_programs
 from deferred.outcomes import Cases, differences, epochs, kept_or_new, outcomes
 from deferred.programs import Program, Runs
 from deferred.random_programs import program
+from deferred.read_programs import read_program, read_programs
 from deferred.view_programs import view_programs
 from references import kept
 from torch.utils.data import DataLoader, default_collate
@@ -67,6 +68,19 @@ def test_programs_with_views_and_inexact_values(folder):
 
 def test_random_programs(folder):
     compare([program(seed) for seed in range(500)], folder)
+
+
+class DecodesAtOnce(functions.Deferral):
+    def __init__(self) -> None:
+        super().__init__()
+        self._at_once = True
+
+
+@pytest.mark.parametrize("deferral", [functions.Deferral, DecodesAtOnce])
+def test_programs_that_read_tensors(folder, monkeypatch, deferral):
+    monkeypatch.setattr(functions, "DECODED_MIN", 1 << 30)
+    monkeypatch.setattr(functions, "Deferral", deferral)
+    compare([*read_programs(), *map(read_program, range(250))], folder)
 
 
 def test_programs_whose_errors_reach_the_loader(folder):

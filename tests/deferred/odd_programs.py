@@ -899,8 +899,13 @@ def odd_programs() -> list[Program]:
 def written(texts: str, files: tuple[str, ...]) -> list[Program]:
     """Return programs, each of a name and a body, with files in turn."""
     programs: list[Program] = []
-    for part in texts.strip().split("\n# ")[0:]:
-        name, _, body = part.removeprefix("# ").partition("\n")
+    for name, body in parts(texts):
         text = 'image = Image.open(path).convert("RGB")\n' + textwrap.dedent(body)
         programs.append(Program(name, text, files[len(programs) % len(files)]))
     return programs
+
+
+def parts(texts: str) -> list[tuple[str, str]]:
+    """Split texts, each below its name."""
+    split = [part.removeprefix("# ").partition("\n") for part in texts.strip().split("\n# ")]
+    return [(name, body) for name, _, body in split]

@@ -21,6 +21,7 @@ from children import exit_code, forked
 from PIL import Image
 from references import kept
 from torch.utils.data import DataLoader, Dataset
+from torchvision.io import read_image
 from torchvision.transforms import v2
 
 PLAIN = 3
@@ -57,7 +58,7 @@ def described(value: Any, storages: list[int] | None = None) -> Any:
         return _described_tensor(value, storages)
     if isinstance(value, np.ndarray):
         shape = (value.dtype.str, value.shape, value.strides if value.size else None, value.flags.writeable)
-        return kind, *shape, digest(value.tobytes()), value.ravel()[:3].tolist()
+        return kind, *shape, digest(value.tobytes()), repr(value.ravel()[:3].tolist())
     if isinstance(value, Image.Image):
         return kind, value.mode, value.size, digest(value.tobytes())
     if isinstance(value, Mapping):
@@ -159,7 +160,8 @@ class Cases(Dataset):
     def __getitem__(self, index: int) -> Any:
         if index >= self.count:
             image = Image.open(self.folder / ("444.jpg", "420.jpg", "rgb.png")[index % 3]).convert("RGB")
-            return {"number": -1, "value": _plain(image)}
+            read = read_image(str(self.folder / "444.jpg"))
+            return {"number": -1, "value": (_plain(image), _plain(read))}
         with open(self.journal, "ab", buffering=0) as file:
             file.write(b"%d %d\n" % (os.getpid(), index))
         if self.seeds:

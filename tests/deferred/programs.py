@@ -26,6 +26,7 @@ import torchvision.transforms.functional as F
 import torchvision.transforms.v2.functional as VF
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from torchvision.io import ImageReadMode, decode_image, decode_jpeg, read_file, read_image
 from PIL import Image, ImageChops, ImageDraw, ImageEnhance, ImageFilter, ImageOps, ImageStat
 from torchvision import tv_tensors
 from torchvision.transforms import v2

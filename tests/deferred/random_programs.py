@@ -437,6 +437,12 @@ def program(seed: int) -> Program:
     lines.append(f"x = {r.choice(_TO_BYTES if is_bytes else _TO_FLOATS)}")
     if r.random() < 0.1:
         lines.append(r.choice(_SOURCE_CHANGES))
+    return Program(str(seed), "\n".join([*lines, *changed_tensor(r, is_bytes=is_bytes)]), file)
+
+
+def changed_tensor(r: random.Random, *, is_bytes: bool) -> list[str]:
+    """Write statements that change a tensor ``x`` and return what they made."""
+    lines = []
     names = ["x"]
     looks = r.choice((0.0, 0.0, 0.1, 0.3))  # most programs look at nothing, or they would all be made early
     for _ in range(r.choice((0, 1, 2, 3, 4, 6))):
@@ -454,7 +460,7 @@ def program(seed: int) -> Program:
             lines.append(_filled(r, r.choice(_LOOKS), r.choice(names)))
     returns = _RETURNS_OF_TWO if len(names) > 1 and r.random() < 0.8 else _RETURNS
     lines.append(_filled(r, r.choice(returns), *names[:2] if len(names) > 1 else "xx"))
-    return Program(str(seed), "\n".join(lines), file)
+    return lines
 
 
 def _filled(r: random.Random, text: str, x: str, y: str = "y") -> str:

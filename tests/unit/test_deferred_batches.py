@@ -87,6 +87,21 @@ def test_samples_are_stacked_as_torch_stacks_them(way, planar, dtype):
 
 
 @pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("planar", [True, False])
+def test_crops_are_stacked_unread(way, planar):
+    made = contents(planar=planar)
+    samples = [deferred(content, single=True) for content in made]
+    crops = [sample[:, 3:20, 5:-9] for sample in samples]
+    rows = [sample.permute(1, 2, 0) for sample in crops]
+    theirs = torch.stack([expected(content)[0][:, 3:20, 5:-9] for content in made])
+    with mock.patch.object(torch, "stack", side_effect=AssertionError):
+        ours, ours_by_rows = way(crops), way(rows)
+    assert all(memory_of(sample) is not None for sample in samples)
+    assert same(ours, theirs)
+    assert same(ours_by_rows, theirs.permute(0, 2, 3, 1).contiguous())
+
+
+@pytest.mark.parametrize("way", WAYS)
 def test_small_stacks_are_filled_too(way, monkeypatch):
     monkeypatch.setattr(packing, "SMALL_BYTES", 1 << 20)
     made = contents()

@@ -6,6 +6,7 @@ import contextlib
 import ctypes
 import errno
 import fcntl
+import io
 import json
 import multiprocessing
 import os
@@ -15,6 +16,7 @@ import signal
 import sys
 import threading
 import warnings
+from dataclasses import replace
 
 import interpreters
 import numpy as np
@@ -22,11 +24,11 @@ import pytest
 import torch
 from children import exit_code, forked
 from photos import jpeg
-from PIL import ImageFile
+from PIL import Image, ImageFile
 
 from fastload import _core
 from fastload.deferred import memory
-from fastload.deferred.content import Content
+from fastload.deferred.content import Content, Fill
 from fastload.lazy.pixels import ByPillow, File, Pending
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="there are guard pages on Linux only")
@@ -49,7 +51,7 @@ def decodes():
 
 
 def content(seed=1, table=FLOATS, planar=True, data=None, size=SIZE, images=1):
-    pillow = ByPillow(ImageFile.ImageFile.load, "horizontal_first", 0, lambda: None)
+    pillow = ByPillow("horizontal_first", 0, lambda: None, ImageFile.ImageFile.load)
     files = [File(data or jpeg(seed + i, 90, 120), (120, 90), pillow) for i in range(images)]
     return Content(tuple(Pending(file, (10, 5, 110, 85), size) for file in files), table, planar)
 
@@ -99,6 +101,29 @@ def with_the_gil(tensor):
     return torch.frombuffer(bytearray(ctypes.string_at(tensor.data_ptr(), tensor.nbytes)), dtype=tensor.dtype).view(
         SHAPE
     )
+
+
+def test_a_resize_of_torchs_is_made_of_pillows_pixels():
+    of = content(data=damaged())
+    of = replace(of, images=(replace(of.images[0], filter="torch_bilinear", steps=(("invert", {}),)),))
+    with Image.open(io.BytesIO(damaged())) as image:
+        whole = np.asarray(image)
+    expected = np.empty((29, 37, 3), np.uint8)
+    _core.resize(whole[5:85, 10:110], expected, "torch_bilinear")
+    assert np.array_equal(of.images[0].pixels(), 255 - expected)
+
+
+@pytest.mark.parametrize("planar", [True, False])
+def test_levels_are_painted_as_they_are(planar):
+    levels = torch.arange(256, dtype=torch.uint8).repeat(3, 1)
+    for table in (levels, 255 - levels, levels.clone().index_fill_(1, torch.tensor([200]), 3)):
+        of = content(table=table, planar=planar)
+        of = replace(of, fills=(Fill(0, (3, 5, 7, 9), torch.tensor([9, 8, 7], dtype=torch.uint8)),))
+        pixels = torch.from_numpy(of.images[0].pixels()).permute(2, 0, 1).long()
+        expected = torch.stack([table[channel][pixels[channel]] for channel in range(3)])
+        expected[:, 3:10, 5:14] = torch.tensor([9, 8, 7], dtype=torch.uint8)[:, None, None]
+        stride = STRIDE if planar else (1, 3 * 37, 3)
+        assert torch.equal(values_of(of, stride=stride), expected)
 
 
 TOUCHES = {

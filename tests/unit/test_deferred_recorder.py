@@ -2,19 +2,26 @@
 
 from __future__ import annotations
 
+import gc
+import re
 import signal
 
 import pytest
 import torch
-from deferred_images import deferred, expected, fill_of, pending, table
-from photos import jpeg
+from deferred_images import calibrated, deferred, expected, fill_of, of_levels, pending, table
+from photos import jpeg, pixels
+from torch.nn.functional import interpolate
 from torchvision.transforms import _functional_tensor
+from torchvision.transforms.v2 import functional
 
+from fastload import _core
 from fastload.deferred import recorder
 from fastload.deferred.content import Content
 from fastload.deferred.functions import Deferral
 from fastload.deferred.geometry import placed
 from fastload.deferred.memory import is_deferred
+from fastload.deferred.recorder import IDENTITY
+from fastload.lazy.pixels import File, Pending
 
 DATA, SIZE = jpeg(0), (120, 90)
 MEAN = torch.tensor([0.1, -0.2, 3.0])[:, None, None]
@@ -50,6 +57,93 @@ def test_results_are_deferred_and_torchs(name, planar):
     assert (made.stride(), made.dtype, made._version) == (theirs.stride(), theirs.dtype, theirs._version)
     assert torch.equal(made, theirs)
     assert not watching.is_off
+
+
+RESIZES = {
+    "bilinear": lambda x: interpolate(x[None], (20, 31), mode="bilinear", antialias=True)[0],
+    "bicubic": lambda x: interpolate(x[None], size=33, mode="bicubic", align_corners=False, antialias=True)[0],
+    "lanczos": lambda x: interpolate(x[None], [60, 9], mode="lanczos", antialias=True).squeeze(0),
+    "of a crop": lambda x: functional.resized_crop(x, 3, 5, 30, 40, [24, 25]),
+    "of whole rows": lambda x: functional.resize(x[:, 5:30], [24, 25]),
+    "of a whole image": lambda x: functional.resize(x, [24, 25]),
+    "to itself": lambda x: interpolate(x[None], x.shape[1:], mode="bilinear", antialias=True)[0],
+    "then cropped": lambda x: functional.center_crop(functional.resize(x, 40), [20]),
+    "then turned": lambda x: functional.resize(x, [24, 25]).flip(-1).float() / 255,
+    "of a turned image": lambda x: interpolate(x.flip(-1)[None], 20, mode="bilinear", antialias=True)[0],
+    "of a batch": lambda x: interpolate(torch.stack([x, x.flip(-1)])[:1], 24, mode="bilinear", antialias=True)[0],
+}
+
+
+@pytest.mark.parametrize("planar", [True, False])
+@pytest.mark.parametrize("name", RESIZES)
+def test_resizes_of_levels_are_recorded(name, planar):
+    call = RESIZES[name]
+    of = Content((of_levels(pixels(1, 48, 60), (0, 0, 60, 48)),), IDENTITY, planar)
+    x, like = deferred(of, single=True), expected(of)[0]
+    watching = recorder.CallRecorder()
+    with watching:
+        for _ in range(3):  # two are compared with torch's
+            made = call(x)
+    theirs = call(like)
+    assert is_deferred(made)
+    assert not watching.painted_by
+    assert (made.shape, made.stride(), made._version) == (theirs.shape, theirs.stride(), theirs._version)
+    assert torch.equal(made, theirs)
+
+
+MADE_AT_ONCE = {
+    "floats": lambda x: interpolate(x.float()[None], 20, mode="bilinear", antialias=True),
+    "other levels": lambda x: interpolate((255 - x)[None], 20, mode="bilinear", antialias=True),
+    "a turned image": lambda x: interpolate(x.flip(-1)[None], 20, mode="bilinear", antialias=True),
+    "another kernel": lambda x: interpolate(x[None], 20, mode="bilinear"),
+    "corners": lambda x: interpolate(x[None], 20, mode="bilinear", align_corners=True, antialias=True),
+    "a factor": lambda x: interpolate(x[None], scale_factor=0.5, mode="bilinear", antialias=True),
+    "one column": lambda x: interpolate(x[None], (9, 1), mode="bilinear", antialias=True),
+    "nearest": lambda x: interpolate(x[None], 20),
+}
+
+
+@pytest.mark.parametrize("name", MADE_AT_ONCE)
+def test_other_resizes_are_torchs(name):
+    call = MADE_AT_ONCE[name]
+    of = Content((Pending(File(DATA, SIZE, calibrated()), (0, 0, *SIZE)),), IDENTITY, planar=False)
+    x, like = deferred(of, single=True), expected(of)[0]
+    watching = recorder.CallRecorder()
+    with watching:
+        made = call(x)
+    assert not is_deferred(made)
+    assert watching.painted_by
+    assert not watching.is_off
+    assert torch.equal(made, call(like))
+
+
+def test_a_box_and_a_resize_are_made_in_their_order():
+    of = Content((of_levels(pixels(1, 48, 60), (0, 0, 60, 48)),), IDENTITY, planar=False)
+    x, like = deferred(of, single=True), expected(of)[0]
+    watching = recorder.CallRecorder()
+    with watching:
+        x[:, 3:20, 5:9] = 7
+        made = functional.resize(x, [20, 20])
+    assert not watching.is_off
+    like[:, 3:20, 5:9] = 7
+    assert torch.equal(made, functional.resize(like, [20, 20]))
+
+
+@pytest.mark.parametrize("shape", [(1, 3, -1, 48), (3, -1), (-1,), (48, 48, 3), (0, -1)])
+def test_reshapes_are_torchs(shape):
+    of = content(planar=False)
+    x, like = deferred(of, single=True), expected(of)[0]
+    for size in (shape, (torch.Size(shape),)):
+        try:
+            theirs = like.reshape(*size)
+        except RuntimeError as error:
+            with recorder.CallRecorder(), pytest.raises(RuntimeError, match=re.escape(str(error))):
+                x.reshape(*size)
+        else:
+            with recorder.CallRecorder():
+                made = x.reshape(*size)
+            assert (made.shape, made.stride()) == (theirs.shape, theirs.stride())
+            assert torch.equal(made, theirs)
 
 
 def test_a_box_of_constants_is_recorded():
@@ -141,9 +235,17 @@ def test_remembered_results_keep_the_tables_that_they_are_of(monkeypatch):
     assert all(key[1] == id(source) for key, (source, *_) in recorder._results.items())
 
 
-def test_normalize_is_recorded_as_one_call(monkeypatch):
-    deferral, of = Deferral(), content(fills=False)
-    normalize = deferral.on_levels(_functional_tensor.normalize)
+@pytest.fixture
+def deferral():
+    made = Deferral()
+    yield made
+    made._replaced.undo()
+
+
+def test_normalize_is_recorded_as_one_call(monkeypatch, deferral):
+    of = content(fills=False)
+    kept = deferred(of)
+    normalize = deferral.on_levels(_functional_tensor.normalize, ["sub_"])
     like = expected(of)[0]
     calls = 4 * [([0.1, -0.2, 3.0], (0.5, 2.0, 0.3))] + 2 * [([0.1, -0.2, 3.0], (0.5, 2.0, 0.4))]
     theirs = [_functional_tensor.normalize(like, *each) for each in calls]
@@ -165,6 +267,20 @@ def test_normalize_is_recorded_as_one_call(monkeypatch):
     assert called
     with deferral, pytest.raises(ValueError, match="std evaluated to zero"):
         normalize(deferred(of, single=True), [0.0], [0.0])
+    assert is_deferred(kept)
+
+
+def test_it_records_while_there_are_deferred_tensors(deferral):
+    gc.collect(0)
+    assert not _core.has_deferred_memory()
+    with deferral:
+        assert not torch.overrides._get_current_function_mode_stack()
+    kept = deferred(content(), single=True)
+    with deferral:
+        assert torch.overrides._get_current_function_mode_stack() == [deferral.recorder]
+        made = kept * 2
+    assert not torch.overrides._get_current_function_mode_stack()
+    assert is_deferred(made)
 
 
 @pytest.mark.parametrize(

@@ -664,9 +664,9 @@ def test_slivers_are_compared_with_pillows_method():
     data = jpeg(6, 905, 9)
     assert lazily(shrink, data, 1) == outcome(shrink, data)
     resize = lambda image, size, *_: Image.new("RGB", size, (image.height % 256, 7, 7))  # noqa: E731
-    pending = Pending(File(b"", (9, 905), replace(calibrated(), resize=resize)), (0, 0, 9, 905), target=(20, 150))
-    whole = Image.open(io.BytesIO(data)).convert("RGB").im
-    assert (pending.by_pillow(whole) == (905 % 256, 7, 7)).all()
+    pillow = replace(calibrated(), resize=resize)
+    pending = Pending(File(data, (9, 905), pillow), (0, 0, 9, 905), target=(20, 150))
+    assert (pillow.make(pending) == (905 % 256, 7, 7)).all()
 
 
 def test_other_bits_than_pillows_end_it(monkeypatch):

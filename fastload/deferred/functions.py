@@ -46,6 +46,9 @@ _NAMES: Final = ("to_tensor", "pil_to_tensor")
 _METHODS: Final = ("view", "permute", "contiguous", "to", "div")
 """Methods that the functions call, which the user may have replaced."""
 
+_OF_A_PROCESSOR: Final = ("transformers.image_processing_backends", "TorchvisionBackend", "process_image")
+"""A method that makes a tensor of an image, for all of transformers' image processors on torchvision."""
+
 _OF_VALUES: Final = ("torchvision.transforms._functional_tensor", "normalize")
 """A function of single values, which makes several calls for each image."""
 
@@ -100,6 +103,11 @@ class Deferral:
                 original = getattr(module, function, None)
                 if getattr(original, "__module__", None) == _HOME and getattr(original, "__name__", "") == function:
                     lazy_functions.replace(module, function, self._in_place_of(original))
+        home, processor, function = _OF_A_PROCESSOR
+        holder = getattr(sys.modules.get(home), processor, None)
+        original = None if holder is None else vars(holder).get(function)
+        if getattr(original, "__module__", None) == home:
+            lazy_functions.replace(holder, function, self.in_place_of_method(original))
         home, function = _OF_VALUES
         original = getattr(sys.modules.get(home), function, None)
         if getattr(original, "__module__", None) == home and getattr(original, "__name__", "") == function:
@@ -141,10 +149,23 @@ class Deferral:
     def _in_place_of(self, original: Any) -> Any:
         @functools.wraps(original)
         def function(*arguments: Any, **rest: Any) -> Any:
-            made = self._made(original, arguments[0]) if len(arguments) == 1 and not rest else None
+            made = self._made(original, arguments[0], original) if len(arguments) == 1 and not rest else None
             return original(*arguments, **rest) if made is None else made
 
         return function
+
+    def in_place_of_method(self, original: Any) -> Any:
+        """Wrap a method of an image and of constants that reads nothing of its object but its class."""
+
+        @functools.wraps(original)
+        def method(self_: Any, image: Any, *arguments: Any, **rest: Any) -> Any:
+            key = original, type(self_), *rest.items()
+            made = None
+            if not arguments and rest.get("device") is None and _is_hashable(key):
+                made = self._made(functools.partial(original, self_, **rest), image, key)
+            return original(self_, image, *arguments, **rest) if made is None else made
+
+        return method
 
     def on_levels(self, original: Any) -> Any:
         """Wrap :data:`_OF_VALUES`, so that deferred tensors' levels are given to it."""
@@ -160,7 +181,7 @@ class Deferral:
 
         return function
 
-    def _made(self, original: Any, image: Any) -> torch.Tensor | None:
+    def _made(self, original: Any, image: Any, kind: Any) -> torch.Tensor | None:
         if self.recorder.is_off or not self._is_on():
             return None
         if not _core.guard_is_ours() and not memory.guard_pages():
@@ -168,7 +189,7 @@ class Deferral:
         pending = pending_of(image, SIDE_MIN) or levels_of(image, LEVELS_MIN_BYTES, SIDE_MIN)
         if pending is None or not pending.file.is_trusted:
             return None
-        key = original, torch.get_default_dtype(), *(getattr(torch.Tensor, name) for name in _METHODS)
+        key = kind, torch.get_default_dtype(), *(getattr(torch.Tensor, name) for name in _METHODS)
         if key not in self._tables:
             self._tables[key] = _table_of(original)
         if (known := self._tables[key]) is None:
@@ -197,6 +218,14 @@ def _before(original: Any, do: Callable[[torch.Tensor], None]) -> Any:
         return original(*arguments, **rest)
 
     return function
+
+
+def _is_hashable(value: Any) -> bool:
+    try:
+        hash(value)
+    except TypeError:
+        return False
+    return True
 
 
 def _paint(tensor: torch.Tensor) -> None:

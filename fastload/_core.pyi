@@ -50,6 +50,7 @@ class ImageProgram:
         filter: str = "bilinear",
         steps: Sequence[tuple[str, dict[str, Any]]] = (),
         levels: tuple[int, int] | None = None,
+        library: str = "Pillow",
     ) -> None: ...
 
 # Images of one size, one behind the other, whose levels are looked up in a table, (3, 256) of values of 1, 2, 4 or 8
@@ -102,8 +103,9 @@ class DeferredMemory:
 def deferred_memory_at(address: int) -> DeferredMemory | None: ...
 
 # Makes this process handle memory faults, and says whether it can have deferred memory. `decoder`: a command line that
-# decodes an image that the core does not, see csrc/deferred/other_decoder.h; empty: the last one. Idempotent. Installs
-# the handler again if another action was installed meanwhile, which is asked then for other faults.
+# decodes an image that the core does not, by the library whose name is appended, see csrc/deferred/other_decoder.h;
+# empty: the last one. Idempotent. Installs the handler again if another action was installed meanwhile, which is asked
+# then for other faults.
 def guard_pages(decoder: Sequence[str] = ()) -> bool: ...
 
 # Whether faults of this thread would be handled now.

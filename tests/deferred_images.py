@@ -39,7 +39,7 @@ def of_levels(pixels: np.ndarray[Any, Any], box: tuple[int, int, int, int], **mo
 
 def calibrated() -> ByPillow:
     """Pillow, which has been compared with."""
-    return ByPillow(ImageFile.ImageFile.load, calibrate().pass_rule, 0, lambda: None)
+    return ByPillow(calibrate().pass_rule, 0, lambda: None, ImageFile.ImageFile.load)
 
 
 def table(dtype: torch.dtype = torch.float32, scale: float = 1.0) -> torch.Tensor:

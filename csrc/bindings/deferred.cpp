@@ -47,9 +47,11 @@ ImageBytes bytes_from(const nb::bytes& data) {
 
 std::shared_ptr<ImageProgram> image_program(const nb::bytes& data, const std::array<std::int32_t, 12>& geometry,
                                             const std::string& filter, const nb::sequence& steps,
-                                            const std::optional<std::pair<std::uint32_t, std::uint32_t>>& levels) {
+                                            const std::optional<std::pair<std::uint32_t, std::uint32_t>>& levels,
+                                            std::string library) {
   auto program = std::make_shared<ImageProgram>();
   program->file = bytes_from(data);
+  program->file.library = std::move(library);
   if (levels) {
     std::tie(program->file.height, program->file.width) = *levels;
     if (data.size() == 0 || data.size() != std::size_t{3} * levels->first * levels->second) {
@@ -368,7 +370,7 @@ nb::object bound_to(nb::handle mode, const nb::frozenset& passed, const nb::froz
 void bind_deferred(nb::module_& m) {
   nb::class_<ImageProgram>(m, "ImageProgram")
       .def(nb::new_(&image_program), "data"_a, "geometry"_a, "filter"_a = "bilinear", "steps"_a = nb::tuple(),
-           "levels"_a = nb::none());
+           "levels"_a = nb::none(), "library"_a = "Pillow");
   nb::class_<TensorProgram>(m, "TensorProgram")
       .def(nb::new_(&tensor_program), "images"_a, "size"_a, "pass_rule"_a, "table"_a.noconvert(), "planar"_a,
            "fills"_a = std::vector<FillFields>{})

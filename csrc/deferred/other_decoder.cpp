@@ -113,14 +113,16 @@ void set_other_decoder(std::vector<std::string> words) {
 
 bool decode_elsewhere(const ImageBytes& file, WholePixels& pixels) {
   constexpr std::uint32_t kMostSide = 1 << 17;
-  const Command* words = command.load();
-  if (words == nullptr) return false;
+  const Command* known = command.load();
+  if (known == nullptr) return false;
+  Command words = *known;
+  words.push_back(file.library);
   const Descriptor input(memfd_create("fastload", MFD_CLOEXEC));
   std::array<int, 2> ends;
   if (input < 0 || !write_all(input, file.data, file.size) || pipe2(ends.data(), O_CLOEXEC) != 0) return false;
   const Descriptor output(ends[0]);
   Descriptor theirs(ends[1]);
-  const pid_t child = start(*words, input, theirs);
+  const pid_t child = start(words, input, theirs);
   theirs.reset();
   if (child < 0) return false;
   std::array<std::uint32_t, 2> size{};

@@ -15,8 +15,9 @@ struct WholePixels {
   std::vector<std::uint8_t> data;
 };
 
-// Sets the program and its arguments. It reads a file at its standard input, and writes height and width (32 bits each,
-// in the machine's byte order) and the pixels to its standard output. Others may call decode_elsewhere() meanwhile.
+// Sets the program and its arguments; the last one will be the name of the file's library. It reads a file at its
+// standard input, and writes height and width (32 bits each, in the machine's byte order) and the pixels to its standard
+// output. Others may call decode_elsewhere() meanwhile.
 void set_other_decoder(std::vector<std::string> command);
 
 // Starts that program and waits for the pixels; false if it cannot be had or makes none. Throws std::bad_alloc.

@@ -6,6 +6,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <memory>
+#include <string>
 #include <vector>
 
 #include "base/image.h"
@@ -17,11 +18,13 @@
 namespace fastload {
 
 // An image in memory, encoded; or its levels, (height, width, 3) without gaps, if it has a height. `owner` keeps it.
+// `library` decodes what the core does not, see decode_elsewhere().
 struct ImageBytes {
   const std::uint8_t* data = nullptr;
   std::size_t size = 0;
   std::shared_ptr<const void> owner;
   std::uint32_t height = 0, width = 0;
+  std::string library{};
 
   bool is_decoded() const { return height != 0; }
 };

@@ -18,10 +18,11 @@ import torch.utils.dlpack
 from PIL import Image
 
 from fastload import _core
-from fastload.deferred import memory
+from fastload.deferred import decoding, memory
 from fastload.deferred.content import Content, take_painted_s
 from fastload.deferred.geometry import SIDE_MIN, strides_of
 from fastload.deferred.recorder import (
+    IDENTITY,
     CallRecorder,
     called_on_levels,
     described,
@@ -34,6 +35,8 @@ from fastload.lazy.images import levels_of, pending_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+
+    from fastload.lazy.pixels import Pending
 
 _HOME: Final = "torchvision.transforms.functional"
 _PLACES: Final = (
@@ -90,13 +93,14 @@ class Deferral:
     """
 
     def __init__(self) -> None:
-        self.recorder = CallRecorder()
+        self.recorder = CallRecorder(dict.fromkeys(decoding.operators(), self._decoded))
         self.deferred = 0
         self._thread = self._told = 0
         self._tables: dict[Any, tuple[torch.Tensor, bool, bool] | None] = {}
+        self._replaced = lazy_functions.Replacements()
 
     def install(self) -> None:
-        """Replace the functions of modules that are imported, unless they are patched."""
+        """Replace the functions that make tensors of images, in modules that are imported, unless they are patched."""
         for name in _PLACES:
             module = sys.modules.get(name)
             for function in _NAMES:
@@ -108,19 +112,26 @@ class Deferral:
         original = None if holder is None else vars(holder).get(function)
         if getattr(original, "__module__", None) == home:
             lazy_functions.replace(holder, function, self.in_place_of_method(original))
+        self._prepare()
+
+    def _prepare(self) -> None:
+        """Replace what gets deferred tensors and does not come by the recorder, for good."""
+        if self._replaced:
+            return
+        replace = self._replaced.replace
         home, function = _OF_VALUES
         original = getattr(sys.modules.get(home), function, None)
         if getattr(original, "__module__", None) == home and getattr(original, "__name__", "") == function:
-            lazy_functions.replace(sys.modules[home], function, self.on_levels(original))
+            replace(sys.modules[home], function, self.on_levels(original))
         for holder, function in _POINTERS:
-            lazy_functions.replace(holder, function, _before(getattr(holder, function), _paint))
-        lazy_functions.replace(torch.utils, "swap_tensors", _before(torch.utils.swap_tensors, memory.forget))
-        lazy_functions.replace(torch.Tensor, "_typed_storage", _storage_of(torch.Tensor._typed_storage, self._is_on))
-        lazy_functions.replace(torch.UntypedStorage, "resize_", _resize_storage(torch.UntypedStorage.resize_))
-        lazy_functions.replace(torch.UntypedStorage, "resizable", _is_resizable(torch.UntypedStorage.resizable))
-        lazy_functions.replace(torch.UntypedStorage, "is_shared", _is_shared(torch.UntypedStorage.is_shared))
+            replace(holder, function, _before(getattr(holder, function), _paint))
+        replace(torch.utils, "swap_tensors", _before(torch.utils.swap_tensors, memory.forget))
+        replace(torch.Tensor, "_typed_storage", _storage_of(torch.Tensor._typed_storage, self._is_on))
+        replace(torch.UntypedStorage, "resize_", _resize_storage(torch.UntypedStorage.resize_))
+        replace(torch.UntypedStorage, "resizable", _is_resizable(torch.UntypedStorage.resizable))
+        replace(torch.UntypedStorage, "is_shared", _is_shared(torch.UntypedStorage.is_shared))
         for holder, function in _HANDLERS:
-            lazy_functions.replace(holder, function, _guarding(getattr(holder, function)))
+            replace(holder, function, _guarding(getattr(holder, function)))
 
     def __enter__(self) -> None:
         """Defer tensors until the batch is made."""
@@ -181,10 +192,16 @@ class Deferral:
 
         return function
 
-    def _made(self, original: Any, image: Any, kind: Any) -> torch.Tensor | None:
-        if self.recorder.is_off or not self._is_on():
+    def _decoded(self, *arguments: Any) -> torch.Tensor | None:
+        """Defer what an operator of torchvision decodes; ``None`` if it is to be called."""
+        pending = decoding.pending_of(*arguments) if len(arguments) in (2, 3) and _is_guarded() else None
+        if pending is None:
             return None
-        if not _core.guard_is_ours() and not memory.guard_pages():
+        self._prepare()
+        return self._tensor(pending, shared_table(IDENTITY), planar=False, resizable=True)
+
+    def _made(self, original: Any, image: Any, kind: Any) -> torch.Tensor | None:
+        if self.recorder.is_off or not self._is_on() or not _is_guarded():
             return None
         pending = pending_of(image, SIDE_MIN) or levels_of(image, LEVELS_MIN_BYTES, SIDE_MIN)
         if pending is None or not pending.file.is_trusted:
@@ -195,6 +212,10 @@ class Deferral:
         if (known := self._tables[key]) is None:
             return None
         table, planar, resizable = known
+        return self._tensor(pending, table, planar=planar, resizable=resizable)
+
+    def _tensor(self, pending: Pending, table: torch.Tensor, *, planar: bool, resizable: bool) -> torch.Tensor | None:
+        """Make a deferred tensor of one image; ``None`` without memory for it."""
         width, height = pending.size
         size = (3, height, width)
         stride = strides_of(size, planar=planar)
@@ -205,6 +226,11 @@ class Deferral:
             return None
         self.deferred += 1
         return tensor
+
+
+def _is_guarded() -> bool:
+    """Whether faults are handled, now at least."""
+    return _core.guard_is_ours() or memory.guard_pages()
 
 
 def _before(original: Any, do: Callable[[torch.Tensor], None]) -> Any:

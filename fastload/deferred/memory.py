@@ -26,7 +26,7 @@ _storage_of = torch._C.TensorBase.untyped_storage
 VIEWS_MAX = 64
 """Noted views of a memory, from which on those that are gone are dropped."""
 
-_DECODER = str(Path(__file__).with_name("decode_by_pillow.py"))
+_DECODER = str(Path(__file__).with_name("decode_elsewhere.py"))
 
 
 def guard_pages() -> bool:

@@ -12,16 +12,18 @@ image. Each kind of call is compared with torch's own result when it first comes
 from __future__ import annotations
 
 import contextlib
+import inspect
 import linecache
 import sys
 import warnings
 from collections import Counter
 from dataclasses import replace
-from types import FunctionType, SimpleNamespace
+from types import FunctionType, MappingProxyType, SimpleNamespace
 from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 import torch
+from torch.nn.functional import interpolate
 from torch.overrides import TorchFunctionMode, _get_current_function_mode_stack
 from torch.utils._device import DeviceContext
 from torch.utils.data._utils.collate import collate_tensor_fn
@@ -32,10 +34,12 @@ from fastload._batch import is_plain
 from fastload._compare import same_bits
 from fastload.deferred import memory as deferred_memory
 from fastload.deferred.content import Content, Fill, joined
-from fastload.deferred.geometry import flipped, placed, strides_of
+from fastload.deferred.geometry import SIDE_MIN, flipped, placed, strides_of
+from fastload.lazy.images import TARGET_MAX
+from fastload.pipeline.installed.resizes import TENSOR_FILTERS, tensor_filters
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
     Handler = Callable[["CallRecorder", Any, tuple[Any, ...], dict[str, Any]], Any]
 
@@ -56,6 +60,9 @@ _UNKNOWN: Final = object()
 class CallRecorder(TorchFunctionMode):
     """Records calls of this thread while it is entered.
 
+    Args:
+        sources: By a function that makes images of other arguments, what makes them deferred, or returns ``None``.
+
     Attributes:
         painted_by: How often a line of the user's code had a deferred tensor painted: file, line, function.
         is_off: Whether nothing is deferred any more, as a recorded result differed from torch's.
@@ -63,12 +70,13 @@ class CallRecorder(TorchFunctionMode):
 
     keeps_results = True  # see check_modes()
 
-    def __init__(self) -> None:
+    def __init__(self, sources: Mapping[Any, Callable[..., torch.Tensor | None]] = MappingProxyType({})) -> None:
         super().__init__()
         self.painted_by: Counter[tuple[str, int, str]] = Counter()
         self.is_off = False
         self._compared: Counter[Any] = Counter()
-        known = _PASSED, _RESIZES, _PLAIN, torch.Tensor, torch._C.TensorBase.data_ptr
+        self._sources = sources
+        known = _PASSED, _RESIZES | set(sources), _PLAIN, torch.Tensor, torch._C.TensorBase.data_ptr
         self.__torch_function__ = _core.torch_function(self, *known)  # type: ignore[method-assign]
 
     def __enter__(self) -> CallRecorder:
@@ -91,6 +99,9 @@ class CallRecorder(TorchFunctionMode):
         """
         kwargs = kwargs or {}
         called, func = func, _as_called(func)
+        if func in self._sources and not kwargs and not self.is_off and is_plain_context():
+            made = self._sources[func](*args)
+            return NotImplemented if made is None else made
         if func in _RESIZES or "out" in kwargs:
             for tensor in _tensors((args[:1] if func in _RESIZES else (), kwargs.get("out")), 0):
                 deferred_memory.leave_by(tensor)
@@ -275,6 +286,9 @@ def shared_table(table: torch.Tensor) -> torch.Tensor:
         _results.clear()  # which know tables by their ids
     return _tables.setdefault(key, table)
 
+
+IDENTITY: Final = torch.arange(256, dtype=torch.uint8).repeat(3, 1)
+"""The table of values that are the levels."""
 
 _SIMPLE: Final = frozenset([int, bool, type(None), torch.dtype, str, torch.device])
 _FEW: Final = 3
@@ -507,6 +521,55 @@ def _flip(recorder: CallRecorder, func: Any, args: tuple[Any, ...], kwargs: dict
     return _result(recorder, key, made, tensor.dim(), kind, lambda: _by_torch(func, args, kwargs, tensor, content))
 
 
+_INTERPOLATE: Final = tuple(inspect.signature(interpolate).parameters)
+
+
+def _interpolate(recorder: CallRecorder, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """Resize levels, as torch does it with bytes and antialiasing."""
+    given = {**dict(zip(_INTERPOLATE, args, strict=False)), **kwargs}
+    tensor, size, mode = given.pop("input", None), given.get("size"), given.get("mode")
+    if type(tensor) is not torch.Tensor or tensor.dim() != 4 or given.get("antialias") is not True:
+        return _UNKNOWN
+    if any(
+        given.get(name) not in (None, False) for name in ("scale_factor", "align_corners", "recompute_scale_factor")
+    ):
+        return _UNKNOWN
+    height, width = (
+        (size, size) if type(size) is int else size if type(size) in (list, tuple) and len(size) == 2 else (0, 0)
+    )
+    if not all(type(side) is int and side >= SIDE_MIN for side in (height, width)) or height * width > TARGET_MAX:
+        return _UNKNOWN
+    name = TENSOR_FILTERS.get(mode) if type(mode) is str else None
+    found = _part(tensor[0] if len(tensor) == 1 else tensor)  # whatever the stride of one image
+    if found is None or name not in tensor_filters():
+        return _UNKNOWN
+    content = found[1]
+    images = [image.resized((width, height), name) for image in content.images]
+    if None in images or content.fills or not same_bits(content.table, IDENTITY):
+        return _UNKNOWN
+    where = tensor.shape, tensor.stride()
+    like = func(torch.empty_strided(*where, dtype=torch.uint8, device="meta"), **given)
+    made = Content(tuple(images), content.table, planar=like.is_contiguous())
+
+    def by_torch() -> Any:
+        real = torch.empty_strided(*where, dtype=torch.uint8)
+        return func(real.copy_(_painted_as(tensor, content)), **given)
+
+    return _result(recorder, (func, mode, content.planar, made.planar), made, 4, torch.Tensor, by_torch)
+
+
+def _reshape(recorder: CallRecorder, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """A view, where torch makes one."""
+    if kwargs or type(args[0]) not in _IMAGES:
+        return _UNKNOWN
+    try:
+        with torch._C.DisableTorchFunctionSubclass():
+            args[0].view(*args[1:])
+    except (RuntimeError, TypeError):
+        return _UNKNOWN
+    return _view(recorder, func, args, kwargs)
+
+
 def _stack(recorder: CallRecorder, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """Stack images to a batch."""
     tensors = args[0] if args else kwargs.get("tensors")
@@ -718,7 +781,7 @@ _RESIZES: Final = frozenset(_named("resize_", "resize_as_", "set_"))
 
 _VIEWS: Final = (
     *("view", "permute", "transpose", "unsqueeze", "squeeze", "narrow", "unbind", "select", "detach", "as_subclass"),
-    *("movedim", "moveaxis", "swapaxes", "expand", "unflatten", "view_as", "alias"),
+    *("movedim", "moveaxis", "swapaxes", "expand", "unflatten", "view_as", "alias", "as_strided"),
 )
 """Functions that return tensors in their argument's memory, whose content is known."""
 
@@ -770,6 +833,8 @@ _HANDLERS: Final[dict[Any, Handler]] = {
     ),
     **dict.fromkeys(_named("clone"), _clone),
     **dict.fromkeys([_T.contiguous], _contiguous),
+    **dict.fromkeys(_named("reshape"), _reshape),
+    **dict.fromkeys([interpolate], _interpolate),
     **dict.fromkeys(_named("flip"), _flip),
     **dict.fromkeys([torch.stack], _stack),
     **dict.fromkeys([_T.__setitem__], _set),

@@ -11,6 +11,7 @@ from PIL import ImageFile
 
 from fastload import _core
 from fastload.deferred.content import value_bytes
+from fastload.deferred.decoding import ByTorchvision
 from fastload.device.decode.files import SCRATCH_MAX_BYTES, StagedLayout
 from fastload.device.decode.received import StagedBatch, StagedTensor, is_paintable, paint_at_once, pixels_of
 from fastload.lazy.pixels import ByPillow, File, Pending
@@ -113,7 +114,9 @@ def _programs(images: Sequence[Pending]) -> tuple[list[bytes], dict[int, tuple[i
             places[id(data)] = end, end + len(data)
             end += len(data)
             files.append(data)
-    fields = [(places[id(image.file.data)], image.file.size, image.fields()) for image in images]
+    fields = [
+        (places[id(image.file.data)], image.file.size, image.file.library.name, image.fields()) for image in images
+    ]
     return files, places, pickle.dumps((images[0].file.pass_rule, fields), pickle.HIGHEST_PROTOCOL)
 
 
@@ -128,11 +131,12 @@ def paint_images(memory: torch.Tensor, batch: StagedBatch, places: list[int]) ->
     slot = memory.numpy()
     begin, end = batch.programs
     pass_rule, fields = pickle.loads(slot[begin:end].tobytes())
-    pillow = ByPillow(ImageFile.ImageFile.load, pass_rule, 0, _ignore)
+    pillow = ByPillow(pass_rule, 0, _ignore, ImageFile.ImageFile.load)
+    libraries = {each.name: each for each in (pillow, ByTorchvision(pass_rule, 0, _ignore))}
 
     def paint(place: int) -> NDArray[np.uint8]:
-        (from_byte, to_byte), size, described = fields[place]
-        return Pending(File(slot[from_byte:to_byte].tobytes(), size, pillow), *described).pixels()
+        (from_byte, to_byte), size, library, described = fields[place]
+        return Pending(File(slot[from_byte:to_byte].tobytes(), size, libraries[library]), *described).pixels()
 
     return paint_at_once(paint, places)
 

@@ -73,7 +73,37 @@ _FUNCTIONS: Final[tuple[tuple[Any, str, Callable[..., Node | None]], ...]] = (
 _COMPUTED: Final = ("degenerate", "intermediate_mode")
 """Attributes of enhancers that are computed from the image."""
 
-_replaced: list[tuple[Any, str, Any]] = []  # holder, name, original; None if there was none
+
+class Replacements:
+    """Functions of modules and methods of classes that are replaced."""
+
+    def __init__(self) -> None:
+        self._originals: list[tuple[Any, str, Any]] = []  # holder, name, original; None if there was none
+
+    def __bool__(self) -> bool:
+        return bool(self._originals)
+
+    def replace(self, holder: Any, name: str, new: Any) -> None:
+        """Replace one until :meth:`undo`."""
+        original = vars(holder).get(name)
+        self._originals.append((holder, name, original))
+        _register(original, new)
+        setattr(holder, name, new)
+
+    def undo(self) -> None:
+        """Put the originals back."""
+        while self._originals:
+            holder, name, original = self._originals.pop()
+            if original is None:
+                delattr(holder, name)
+            else:
+                _register(getattr(holder, name), original)
+                setattr(holder, name, original)
+
+
+_replaced: Final = Replacements()
+replace: Final = _replaced.replace
+"""Replaces a module's function or a class's method until :func:`uninstall`."""
 
 
 def install(change: Change, copy: Copy, is_unchanged: IsUnchanged) -> None:
@@ -101,21 +131,7 @@ def uninstall() -> None:
     """Put the original functions back."""
     for enhancer in list(_waiting):
         _complete(enhancer)
-    while _replaced:
-        holder, name, original = _replaced.pop()
-        if original is None:
-            delattr(holder, name)
-        else:
-            _register(getattr(holder, name), original)
-            setattr(holder, name, original)
-
-
-def replace(holder: Any, name: str, new: Any) -> None:
-    """Replace a module's function or a class's method until :func:`uninstall`."""
-    original = vars(holder).get(name)
-    _replaced.append((holder, name, original))
-    _register(original, new)
-    setattr(holder, name, new)
+    _replaced.undo()
 
 
 def _register(old: Any, new: Any) -> None:

@@ -398,6 +398,11 @@ def prepare() -> bool:
     return True
 
 
+def pass_rule() -> str:
+    """The core's rule for the order of a resize's passes, once :func:`prepare` was true."""
+    return _known.pass_rule
+
+
 def install(also: Callable[[], None] = lambda: None) -> bool:
     """Make images of this process lazy, from its first JPEG file on.
 
@@ -411,7 +416,7 @@ def install(also: Callable[[], None] = lambda: None) -> bool:
     if not prepare():
         return False
     _also = also
-    _pillow = ByPillow(_known.originals["load_file"], _known.pass_rule, COMPARED, _give_up)
+    _pillow = ByPillow(_known.pass_rule, COMPARED, _give_up, _known.originals["load_file"])
     cls, attribute, method = _METHODS["open"]
     setattr(cls, attribute, method)
     return True

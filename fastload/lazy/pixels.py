@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+from abc import ABC, abstractmethod
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, ClassVar, Final
 
@@ -29,22 +30,43 @@ PARTS_MAX: Final = 2
 
 
 @dataclass
-class ByPillow:
-    """How Pillow decodes, for what the core does not, and to compare with.
+class Library(ABC):
+    """Another library that decodes, for what the core does not, and to compare with.
 
     Attributes:
-        load: ``ImageFile.load`` as it is without lazy images.
+        name: The library's.
         pass_rule: The core's rule for the order of a resize's passes.
-        comparisons: How many of the next parts to compare with Pillow's.
+        comparisons: How many of the next parts to compare with the library's.
         failed: Called at a difference.
-        differs: Whether there was one. Everything is left to Pillow then.
+        differs: Whether there was one. Everything is left to the library then.
     """
 
-    load: Callable[[Any], Any]
+    name: ClassVar[str]
     pass_rule: str
     comparisons: int
     failed: Callable[[], None]
-    differs: bool = False
+    differs: bool = field(default=False, init=False)
+
+    @abstractmethod
+    def make(self, pending: Pending) -> NDArray[np.uint8]:
+        """Make pixels, ``(H, W, 3)``, of the whole file's."""
+
+
+@dataclass
+class ByPillow(Library):
+    """Pillow.
+
+    Attributes:
+        load: ``ImageFile.load`` as it is without lazy images.
+    """
+
+    name: ClassVar = "Pillow"
+    load: Callable[[Any], Any]
+
+    def make(self, pending: Pending) -> NDArray[np.uint8]:  # noqa: D102
+        with JpegImageFile(io.BytesIO(pending.file.data)) as image:
+            self.load(image)
+            return pending.by_pillow(image.im)
 
 
 class File:
@@ -52,34 +74,35 @@ class File:
 
     is_decoded: ClassVar = False
 
-    def __init__(self, data: bytes, size: tuple[int, int], pillow: ByPillow) -> None:
+    def __init__(self, data: bytes, size: tuple[int, int], library: Library) -> None:
         self.data = data
         self.size = size
-        self._pillow = pillow
+        self.library = library
         self._parts = 0
         self._whole: NDArray[np.uint8] | None = None
 
     @property
     def pass_rule(self) -> str:
         """The core's rule for the order of a resize's passes."""
-        return self._pillow.pass_rule
+        return self.library.pass_rule
 
     @property
     def is_trusted(self) -> bool:
-        """Whether the core's bits were Pillow's so far, often enough."""
-        return not self._pillow.differs and not self._pillow.comparisons
+        """Whether the core's bits were the library's so far, often enough."""
+        return not self.library.differs and not self.library.comparisons
 
     def part(self, pending: Pending) -> NDArray[np.uint8]:
         """Decode a part, ``(H, W, 3)``."""
-        pixels = None if self._pillow.differs else self._native(pending)
+        library = self.library
+        pixels = None if library.differs else self._native(pending)
         if pixels is None:
-            return pending.by_pillow(self._by_pillow())
-        if self._pillow.comparisons > 0:
-            self._pillow.comparisons -= 1
-            expected = pending.by_pillow(self._by_pillow())
+            return library.make(pending)
+        if library.comparisons > 0:
+            library.comparisons -= 1
+            expected = library.make(pending)
             if not np.array_equal(pixels, expected):
-                self._pillow.differs = True
-                self._pillow.failed()
+                library.differs = True
+                library.failed()
                 return expected
         return pixels
 
@@ -91,7 +114,7 @@ class File:
         else:
             if self._whole is None:
                 self._whole = self._decoded(Pending(self, (0, 0, *self.size)))
-            pixels = None if self._whole is None else pending.of(self._whole, self._pillow.pass_rule)
+            pixels = None if self._whole is None else pending.of(self._whole)
         if pixels is not None and pending.steps and not _core.apply_steps(pending.steps, pixels, pixels):
             return None
         return pixels
@@ -99,16 +122,8 @@ class File:
     def _decoded(self, pending: Pending) -> NDArray[np.uint8] | None:
         width, height = pending.size
         pixels = np.empty((1, height, width, 3), np.uint8)
-        outcome = _core.decode(
-            self.data, pixels, pending.geometry(), filter=pending.filter, pass_rule=self._pillow.pass_rule
-        )
+        outcome = _core.decode(self.data, pixels, pending.geometry(), filter=pending.filter, pass_rule=self.pass_rule)
         return pixels[0] if outcome[0] == "ok" else None
-
-    def _by_pillow(self) -> Any:
-        """Decode the whole image by Pillow."""
-        with JpegImageFile(io.BytesIO(self.data)) as image:
-            self._pillow.load(image)
-            return image.im
 
 
 class Levels(File):
@@ -119,7 +134,7 @@ class Levels(File):
 
     def part(self, pending: Pending) -> NDArray[np.uint8]:  # noqa: D102
         width, height = self.size
-        return pending.of(np.frombuffer(self.data, np.uint8).reshape(height, width, 3), self.pass_rule)
+        return pending.of(np.frombuffer(self.data, np.uint8).reshape(height, width, 3))
 
 
 @dataclass(slots=True)
@@ -214,7 +229,8 @@ class Pending:
         """The core's form of it."""
         width, height = self.file.size
         levels = (height, width) if self.file.is_decoded else None
-        return _core.ImageProgram(self.file.data, self.geometry(), self.filter, self.steps, levels)
+        library = self.file.library.name
+        return _core.ImageProgram(self.file.data, self.geometry(), self.filter, self.steps, levels, library)
 
     def fields(self) -> tuple[Any, ...]:
         """What :class:`Pending` was made of, the file aside."""
@@ -232,20 +248,22 @@ class Pending:
         crop = top, left, bottom - top, right - left
         return (*crop, height, width, y, x, rows, columns, self.mirrored, self.flipped)
 
-    def of(self, whole: NDArray[np.uint8], pass_rule: str) -> NDArray[np.uint8]:
-        """Do the same to the whole image's pixels, ``(H, W, 3)``."""
+    def of(self, whole: NDArray[np.uint8]) -> NDArray[np.uint8]:
+        """Do the same to the whole image's pixels, ``(H, W, 3)``, but for the steps."""
         left, top, right, bottom = self.box
         pixels = whole[top:bottom, left:right]
         if self.target is not None:
             width, height = self.target
             out = np.empty((height, width, 3), np.uint8)
-            _core.resize(pixels, out, self.filter, pass_rule)
+            _core.resize(pixels, out, self.filter, self.file.pass_rule)
             left, top, right, bottom = self._area()
             pixels = out[top:bottom, left:right]
         return pixels[:: -1 if self.flipped else 1, :: -1 if self.mirrored else 1].copy()
 
     def by_pillow(self, whole: Any) -> NDArray[np.uint8]:
-        """Do the same to the whole core image by Pillow."""
+        """Do the same to the whole core image by Pillow, if it has the filter."""
+        if self.target is not None and self.filter not in FILTERS:
+            return self.stepped(self.of(np.array(Image.Image()._new(whole))))
         core = whole.crop(self.box)
         if self.target is not None:  # by the image's method: Pillow 12.2 and 12.3 choose the order of passes there
             core = Image.Image()._new(core).resize(self.target, FILTERS[self.filter]).im
@@ -255,7 +273,13 @@ class Pending:
             core = core.transpose(Image.Transpose.FLIP_LEFT_RIGHT)
         if self.flipped:
             core = core.transpose(Image.Transpose.FLIP_TOP_BOTTOM)
-        image = Image.Image()._new(core)
+        return self.stepped(np.array(Image.Image()._new(core)))
+
+    def stepped(self, pixels: NDArray[np.uint8]) -> NDArray[np.uint8]:
+        """Do the steps by Pillow to pixels that are made so far."""
+        if not self.steps:
+            return pixels
+        image = Image.fromarray(pixels)
         for kind, fields in self.steps:
             image = REFERENCES[kind](image, **fields)
         return np.array(image)

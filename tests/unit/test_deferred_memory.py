@@ -49,7 +49,7 @@ def decodes():
 
 
 def content(seed=1, table=FLOATS, planar=True, data=None, size=SIZE, images=1):
-    pillow = ByPillow(ImageFile.ImageFile.load, "horizontal_first", 0, lambda: None)
+    pillow = ByPillow("horizontal_first", 0, lambda: None, ImageFile.ImageFile.load)
     files = [File(data or jpeg(seed + i, 90, 120), (120, 90), pillow) for i in range(images)]
     return Content(tuple(Pending(file, (10, 5, 110, 85), size) for file in files), table, planar)
 

@@ -159,6 +159,24 @@ def _webp() -> type[ImageFile.ImageFile]:
     return type("WebPProbe", (WebPImageFile,), {name: method})
 
 
+def decodes_as(decode: Callable[[bytes], NDArray[np.uint8]]) -> bool:
+    """Whether another library decodes whole JPEG files to the core's pixels, where this may decode them.
+
+    Args:
+        decode: Decodes a file by that library, ``(H, W, 3)``.
+    """
+    from fastload import _core
+
+    for name in SUBSAMPLINGS:
+        for file in (probe(name), *_larger_probes(name)):
+            expected = decode(file)
+            out = np.empty(expected.shape, np.uint8)
+            status, *_ = _core.decode(file, out[None], (0, 0, *out.shape[:2], 0, 0, 0, 0, 0, 0, 0, 0))
+            if status == "ok" and not np.array_equal(out, expected):
+                return False
+    return True
+
+
 def _decodes_alike(subsampling: str) -> bool:
     files = (probe(subsampling), *_larger_probes(subsampling))
     return all(_file_decodes_alike(file, JpegImageFile) for file in files)

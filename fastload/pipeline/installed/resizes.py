@@ -7,7 +7,6 @@ supported natively.
 
 from __future__ import annotations
 
-import threading
 from functools import lru_cache
 
 import numpy as np
@@ -30,13 +29,13 @@ _RESIZES = (
     ((1, 9), (7, 4)),
 )
 
-_LOCK = threading.Lock()
-
 
 def tensor_filters() -> frozenset[str]:
-    """Values of :data:`TENSOR_FILTERS` that give the installed torchvision's bits. Thread-safe."""
-    with _LOCK:
-        return _compared(torch.backends.cpu.get_cpu_capability())
+    """Values of :data:`TENSOR_FILTERS` that give the installed torchvision's bits.
+
+    Thread-safe, without a lock that a fork may leave held.
+    """
+    return _compared(torch.backends.cpu.get_cpu_capability())
 
 
 @lru_cache(maxsize=4)

@@ -5,8 +5,10 @@ What a function does to the levels is learnt from an image that has all of them.
 
 from __future__ import annotations
 
+import dis
 import faulthandler
 import functools
+import inspect
 import signal
 import sys
 import threading
@@ -167,10 +169,12 @@ class Deferral:
 
     def in_place_of_method(self, original: Any) -> Any:
         """Wrap a method of an image and of constants that reads nothing of its object but its class."""
+        named = _read_by(original)
 
         @functools.wraps(original)
         def method(self_: Any, image: Any, *arguments: Any, **rest: Any) -> Any:
-            key = original, type(self_), *rest.items()
+            given = rest if named is None else {name: rest[name] for name in named if name in rest}
+            key = original, type(self_), *given.items()
             made = None
             if not arguments and rest.get("device") is None and _is_hashable(key):
                 made = self._made(functools.partial(original, self_, **rest), image, key)
@@ -244,6 +248,17 @@ def _before(original: Any, do: Callable[[torch.Tensor], None]) -> Any:
         return original(*arguments, **rest)
 
     return function
+
+
+def _read_by(function: Any) -> tuple[str, ...] | None:
+    """The names of a function's parameters; ``None`` if it reads others, too."""
+    code = function.__code__
+    names = code.co_varnames[: code.co_argcount + code.co_kwonlyargcount]
+    others = code.co_varnames[len(names) :][
+        : (code.co_flags & (inspect.CO_VARARGS | inspect.CO_VARKEYWORDS)).bit_count()
+    ]
+    read = {step.argval for step in dis.get_instructions(code)}
+    return None if read & {*others} else names
 
 
 def _is_hashable(value: Any) -> bool:

@@ -6,8 +6,10 @@ What a function does to the levels is learnt from an image that has all of them.
 from __future__ import annotations
 
 import _signal  # type: ignore[import-not-found]
+import dis
 import faulthandler
 import functools
+import inspect
 import math
 import signal
 import sys
@@ -50,6 +52,9 @@ _NAMES: Final = ("to_tensor", "pil_to_tensor")
 
 _METHODS: Final = ("view", "permute", "contiguous", "to", "div")
 """Methods that the functions call, which the user may have replaced."""
+
+_OF_A_PROCESSOR: Final = ("transformers.image_processing_backends", "TorchvisionBackend", "process_image")
+"""A method that makes a tensor of an image, for all of transformers' image processors on torchvision."""
 
 _V2: Final = "torchvision.transforms.v2.functional._misc"
 _OF_VALUES: Final = (
@@ -120,6 +125,11 @@ class Deferral:
                 original = getattr(module, function, None)
                 if getattr(original, "__module__", None) == _HOME and getattr(original, "__name__", "") == function:
                     lazy_functions.replace(module, function, self._in_place_of(original))
+        home, processor, function = _OF_A_PROCESSOR
+        holder = getattr(sys.modules.get(home), processor, None)
+        original = None if holder is None else vars(holder).get(function)
+        if getattr(original, "__module__", None) == home:
+            lazy_functions.replace(holder, function, self.in_place_of_method(original))
 
     def _prepare(self) -> None:
         """Replace what gets deferred tensors and does not come by the recorder, for good."""
@@ -187,10 +197,25 @@ class Deferral:
     def _in_place_of(self, original: Any) -> Any:
         @functools.wraps(original)
         def function(*arguments: Any, **rest: Any) -> Any:
-            made = self._made(original, arguments[0]) if len(arguments) == 1 and not rest else None
+            made = self._made(original, arguments[0], original) if len(arguments) == 1 and not rest else None
             return original(*arguments, **rest) if made is None else made
 
         return function
+
+    def in_place_of_method(self, original: Any) -> Any:
+        """Wrap a method of an image and of constants that reads nothing of its object but its class."""
+        named = _read_by(original)
+
+        @functools.wraps(original)
+        def method(self_: Any, image: Any, *arguments: Any, **rest: Any) -> Any:
+            given = rest if named is None else {name: rest[name] for name in named if name in rest}
+            key = original, type(self_), *given.items()
+            made = None
+            if not arguments and rest.get("device") is None and _is_hashable(key):
+                made = self._made(functools.partial(original, self_, **rest), image, key)
+            return original(self_, image, *arguments, **rest) if made is None else made
+
+        return method
 
     def on_levels(self, original: Any, names: Sequence[str]) -> Any:
         """Wrap one of :data:`_OF_VALUES`, so that deferred tensors' levels are given to it."""
@@ -228,7 +253,7 @@ class Deferral:
     def _may_defer(self) -> bool:
         return not self.recorder.is_off and self._is_on() and (_core.guard_is_ours() or memory.guard_pages())
 
-    def _made(self, original: Any, image: Any) -> torch.Tensor | None:
+    def _made(self, original: Any, image: Any, kind: Any) -> torch.Tensor | None:
         if not self._may_defer():
             return None
         pending = pending_of(image, SIDE_MIN) or levels_of(image, LEVELS_MIN_BYTES, SIDE_MIN)
@@ -236,7 +261,7 @@ class Deferral:
             return None
         if pending.file.is_decoded and 3 * math.prod(pending.size) < LEVELS_MIN_BYTES:
             return None
-        key = original, torch.get_default_dtype(), *(getattr(torch.Tensor, name) for name in _METHODS)
+        key = kind, torch.get_default_dtype(), *(getattr(torch.Tensor, name) for name in _METHODS)
         if key not in self._tables:
             self._tables[key] = _table_of(original)
         if (known := self._tables[key]) is None:
@@ -270,6 +295,25 @@ def _before(original: Any, do: Callable[[torch.Tensor], None]) -> Any:
         return original(*arguments, **rest)
 
     return function
+
+
+def _read_by(function: Any) -> tuple[str, ...] | None:
+    """The names of a function's parameters; ``None`` if it reads others, too."""
+    code = function.__code__
+    names = code.co_varnames[: code.co_argcount + code.co_kwonlyargcount]
+    others = code.co_varnames[len(names) :][
+        : (code.co_flags & (inspect.CO_VARARGS | inspect.CO_VARKEYWORDS)).bit_count()
+    ]
+    read = {step.argval for step in dis.get_instructions(code)}
+    return None if read & {*others} else names
+
+
+def _is_hashable(value: Any) -> bool:
+    try:
+        hash(value)
+    except TypeError:
+        return False
+    return True
 
 
 def _paint(tensor: torch.Tensor) -> None:

@@ -154,10 +154,9 @@ def _pending(image: Image.Image) -> Pending | None:
 
 def pending_of(image: Any, side_min: int) -> Pending | None:
     """An image's pending pixels; ``None`` without, or with a side below ``side_min``."""
-    if type(image) not in (Image.Image, *KINDS):
+    if type(image) not in (Image.Image, *KINDS) or min(image.size) < side_min:
         return None
-    im: Any = image._im
-    return im if type(im) is Pending and min(im.size) >= side_min else None
+    return _pending(image)
 
 
 def levels_of(image: Any, bytes_min: int, side_min: int) -> Pending | None:

@@ -140,7 +140,7 @@ class Rank:
 
 
 def bind(rank: int, cores: int) -> None:
-    """Let this process use ``cores`` of its own, of those that it may use; of fewer, some are others', too."""
+    """Let this process use so many cores of its own; of too few, also others'."""
     usable = sorted(os.sched_getaffinity(0))
     own = {usable[place % len(usable)] for place in range(rank * cores, (rank + 1) * cores)}
     os.sched_setaffinity(0, own)

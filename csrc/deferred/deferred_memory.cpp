@@ -37,8 +37,9 @@ enum State : std::uint32_t {
 
 }  // namespace
 
-// Its pages cannot be accessed unless it is painted. An armed slot is a mapping of its own, as a painted one is: there may
-// be no more mappings when it is painted. It stays one, so that arming a slot that was not painted takes no system call.
+// Its pages cannot be accessed unless it is painted. An armed slot is a mapping of its own, as a painted one is: there
+// may be no more mappings when it is painted. It stays one, so that arming a slot that was not painted takes no system
+// call.
 struct DeferredMemory::Slot {
   std::uint8_t* begin = nullptr;
   int size_class = 0;

@@ -203,7 +203,7 @@ class Deferral:
         return function
 
     def in_place_of_method(self, original: Any) -> Any:
-        """Wrap a method of an image and of constants that reads nothing of its object but its class."""
+        """Wrap a method of an image and constants that reads its object's class alone."""
         named = _read_by(original)
 
         @functools.wraps(original)
@@ -370,7 +370,7 @@ def _guarding(original: Any) -> Any:
 
 
 def let_faults_through() -> None:
-    """Keep threads of this process from blocking memory faults, at which the kernel would end it.
+    """Keep threads from blocking memory faults, at which the kernel would end the process.
 
     They are told that they do. Call it before there are other threads.
     """

@@ -427,7 +427,7 @@ _TORCHS: Final = frozenset([RuntimeError, NotImplementedError, TypeError, ValueE
 
 
 def _is_torchs(error: Exception) -> bool:
-    """Whether torch refuses a call. Else the handler of a signal has raised, or another thread."""
+    """Whether torch refuses a call, and no handler of a signal has raised."""
     frames = traceback.walk_tb(error.__traceback__)
     names = {str(frame.f_globals.get("__name__", "")).partition(".")[0] for frame, _ in frames}
     return type(error) in {*_TORCHS, _UncertainError} and names <= {"torch", "torchvision", "fastload"}

@@ -1,4 +1,4 @@
-"""Users' programs in worker processes, whose tensors are deferred: all that they see and send is torch's."""
+"""Users' programs whose tensors are deferred see and send what torch's do."""
 
 from __future__ import annotations
 
@@ -100,7 +100,7 @@ def _makes_in_a_child(runs: Runs, kept: list[Any], number: int) -> Any:
 
 
 def _drops(runs: Runs, kept: list[Any], number: int) -> Any:
-    """Make samples that nobody wants."""
+    """Make samples that no one wants."""
     with contextlib.suppress(Exception):
         runs(number)
     gc.collect(0)
@@ -290,7 +290,7 @@ def usual_files(scratch: Path) -> Path:
 
 
 def write_programs(rng: random.Random, folder: Path) -> list[Program]:
-    """Write a few programs, each of several files: of all kinds of JPEG, damaged, and others."""
+    """Write a few programs, of JPEG files of all kinds, damaged ones, and others."""
     files: list[str] = []
     for at in range(6):
         data = varied(rng)
@@ -326,7 +326,7 @@ def _events(batches: Iterator[Any], most: int = 0) -> Iterator[Any]:
 
 
 def is_death(event: Any) -> bool:
-    """Whether an event is the error of a dead or stuck worker, which may also be one of a connection."""
+    """Whether an event is the error of a dead or stuck worker, or of its connection."""
     if not isinstance(event, tuple) or len(event) != 3:
         return False
     return event[0].startswith(("Connection", "BrokenPipe", "EOF")) or event[1].startswith("DataLoader ")

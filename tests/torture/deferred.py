@@ -326,7 +326,7 @@ def _events(batches: Iterator[Any], most: int = 0) -> Iterator[Any]:
 
 
 def is_death(event: Any) -> bool:
-    """Whether an event is the error of a dead or stuck worker, or of its connection."""
+    """Whether an event is the error of a dead or stuck worker or its connection."""
     if not isinstance(event, tuple) or len(event) != 3:
         return False
     return event[0].startswith(("Connection", "BrokenPipe", "EOF")) or event[1].startswith("DataLoader ")

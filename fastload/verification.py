@@ -22,7 +22,7 @@ from fastload.pipeline.datasets.folders import sample_name
 from fastload.randomness.by_sample import SeededByIndex, seeded, show_own_dataset
 from fastload.stats.progress import terminal_bar
 from fastload.torch_workers.twin import independent_twin
-from fastload.torch_workers.view import refresh, view_of
+from fastload.torch_workers.view import view_of
 from fastload.workers.start import route_of, start_epoch
 
 if TYPE_CHECKING:
@@ -171,7 +171,7 @@ def _as_torch(loader: DataLoader[Any]) -> DataLoader[Any]:
     """Return torch's loader of the same batches, seeded by index if ``randomness="sample"``."""
     if has_own_iterator(loader):  # it makes its own batches, with FastLoader and without
         own: DataLoader[Any] = object.__new__(type(loader))
-        refresh(own, loader)
+        vars(own).update(vars(loader), _iterator=None)
         return own
     changes: dict[str, Any] = {}
     if getattr(loader, "randomness", "worker") == "sample":
@@ -227,7 +227,8 @@ def _batches(loader: DataLoader[Any], seed: int, count: int | None, others: tupl
         _set_states(state, *others)
         try:
             if iterator is None:
-                iterator = start_epoch(loader)
+                # Not iter(loader): a subclass may go on with an iterator that it has kept, or change batches.
+                iterator = FastLoader.__iter__(loader) if isinstance(loader, FastLoader) else start_epoch(loader)
             batch = next(iterator)
         except StopIteration:
             break

@@ -97,7 +97,7 @@ def _disown() -> None:
     """In a forked child: the workers, their queues and their shared memory are the parent's."""
     for ending in _live.values():
         if (iterator := ending.iterator()) is not None:
-            iterator._shutdown, iterator._next_data = True, _next_in_child
+            iterator._shutdown, iterator._next_data, iterator._reset = True, _next_in_child, _next_in_child
             if iterator._worker_pids_set:  # now, not as torch does where the child frees it: it may exit as a program
                 torch._C._remove_worker_pids(id(iterator))
                 iterator._worker_pids_set = False
@@ -105,7 +105,7 @@ def _disown() -> None:
     _live.clear()
 
 
-def _next_in_child() -> Any:
+def _next_in_child(*_: Any) -> Any:
     raise RuntimeError(
         "an iterator with workers gives batches only in the process that made it, and this is a forked child; "
         "iterate over the loader again"

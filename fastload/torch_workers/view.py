@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from typing import Any, Final
 
 from torch.utils.data import DataLoader
@@ -10,7 +11,7 @@ _TORCHDATAS: Final = ("snapshot_every_n_steps", "next_iter_state", "_initial_ite
 
 
 def view_of(loader: DataLoader[Any], **changes: Any) -> DataLoader[Any]:
-    """Make a plain DataLoader with the attributes of ``loader``, except ``changes``.
+    """Make a plain DataLoader with torch's attributes of ``loader``, except ``changes``.
 
     ``loader`` is not modified.
     """
@@ -20,10 +21,24 @@ def view_of(loader: DataLoader[Any], **changes: Any) -> DataLoader[Any]:
 
 
 def refresh(view: DataLoader[Any], loader: DataLoader[Any], **changes: Any) -> None:
-    """Update ``view`` with attributes of ``loader``, which frameworks may have set since."""
-    state = {name: value for name, value in vars(loader).items() if name != "_iterator"}
-    vars(view).update(state, **changes)
+    """Update ``view`` with torch's attributes of ``loader``, which frameworks may have set since.
+
+    A subclass's own stay: with an iterator that it keeps, its workers would live as long as the view.
+    """
+    own = vars(loader)
+    vars(view).update({name: own[name] for name in _torchs_attributes() if name in own}, **changes)
     vars(view).setdefault("_iterator", None)
+
+
+@functools.cache
+def _torchs_attributes() -> frozenset[str]:
+    """What the installed torch's DataLoader keeps, but for its iterator."""
+    return frozenset(vars(DataLoader(()))) - {"_iterator"}  # type: ignore[arg-type]
+
+
+def torchs_iterator(view: Any) -> Any:
+    """Make torch's own iterator of a view, whose class may be a FastLoader's."""
+    return vars(view).get("_get_iterator", functools.partial(DataLoader._get_iterator, view))()
 
 
 def take_over(taker: DataLoader[Any], loader: DataLoader[Any]) -> None:
@@ -37,7 +52,7 @@ def take_over(taker: DataLoader[Any], loader: DataLoader[Any]) -> None:
             "FastLoader.wrap needs a StatefulDataLoader that has loaded no state: only torchdata can go on from one; "
             "use fastload.prefetch_to_device(loader), which keeps it"
         )
-    refresh(taker, loader)
+    vars(taker).update(vars(loader), _iterator=None)
     if is_torchdatas(loader):
         for name in _TORCHDATAS:
             vars(taker).pop(name, None)

@@ -28,7 +28,8 @@ from fastload.nvtx.stages import stage
 from fastload.pipeline.installed.patches import imported
 from fastload.randomness.by_sample import SeededByIndex
 from fastload.route import decide
-from fastload.torch_workers.processes import restart_workers, start_frozen
+from fastload.torch_workers.processes import start_frozen
+from fastload.torch_workers.view import torchs_iterator
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -141,7 +142,8 @@ def _is_pinned(data: Any) -> bool:
 
 def route_of(loader: LoaderConfig[Any]) -> Route:
     """Decide what makes an epoch of ``loader`` that starts now."""
-    return decide(loader, state_of(loader).checks, _prepare_lazy_images)
+    state = state_of(loader)
+    return decide(loader, state.checks, _prepare_lazy_images, state.makes_own(loader))
 
 
 def _prepare_lazy_images() -> bool:
@@ -187,13 +189,11 @@ def _deferral() -> Deferral | None:
 
 
 def start_epoch(view: DataLoader[Any], resumption: Resumption | None = None) -> Iterator[Any]:
-    """Start torch's own iterator, or resume one; with persistent workers, reset the existing one."""
+    """Start torch's own iterator, or resume one."""
     seeded = view.dataset if isinstance(view.dataset, SeededByIndex) else None
-    former: Any = view._iterator
-    if former is not None:
-        restart_workers(former, lambda: iter(view))
-        return former  # type: ignore[no-any-return]
-    make = functools.partial(start_frozen, lambda: iter(view)) if view.num_workers else lambda: iter(view)
+    make = functools.partial(torchs_iterator, view)
+    if view.num_workers:
+        make = functools.partial(start_frozen, make)
     iterator: Any = start_iterator(view, resumption, make)
     if seeded is not None and not view.num_workers:
         seeded.run_here(iterator._base_seed)

@@ -22,7 +22,7 @@ from fastload.nvtx.stages import stage
 from fastload.options import can_pin, has_streams
 from fastload.randomness.by_sample import seeded
 from fastload.stats.meter import Meter, counters_for, measure, measure_here, next_epoch
-from fastload.torch_workers.processes import after_error, restart_workers, shut_down
+from fastload.torch_workers.processes import after_error, check_process, restart_workers, shut_down
 from fastload.torch_workers.signals import Finalizer, deferred_signals
 from fastload.torch_workers.view import refresh, view_of
 from fastload.workers.start import Collate, next_of, start_epoch
@@ -181,6 +181,7 @@ class DeviceIterator:
         """Begin another epoch with the same workers or decode threads."""
         if self._closed:
             raise RuntimeError(ITERATOR_CLOSED)
+        check_process(self._host)  # another thread of the parent may have held the scheduler's lock
         try:
             self._restart(loader)
         except BaseException:

@@ -5,6 +5,7 @@ It only coordinates; native/, workers/ and device/ do the work.
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import logging
 import operator
@@ -38,7 +39,7 @@ from fastload.state import save
 from fastload.stats.meter import Meter, counters_for, measure, next_epoch
 from fastload.stats.stats import Stats
 from fastload.torch_workers.processes import start_workers
-from fastload.torch_workers.view import is_torchdatas, take_over, torchs_iterator
+from fastload.torch_workers.view import is_torchdatas, take_over, torchs_iterator, without_del
 from fastload.workers.start import route_of, start_iterator
 from fastload.workers.worker import setup_of
 
@@ -353,7 +354,7 @@ class FastLoader(LoaderConfig[T_co]):
             state_of(self).check_open()
         kept, self._iterator = self._iterator, None  # as in torch, what persists stays, and this one is the caller's
         try:
-            return self._torch_iterator(route_of(self)) if own else self._begin(self._epoch)
+            return self._plain_iterator(route_of(self)) if own else self._begin(self._epoch)
         finally:
             self._iterator = kept
 
@@ -393,6 +394,11 @@ class FastLoader(LoaderConfig[T_co]):
                 return native
             route = route_of(self)  # which now knows why there is none
         state.size_workers(self)
+        if has_own_iterator(self):
+            iterator = DataLoader.__iter__(self)  # of the subclass
+            with contextlib.suppress(TypeError):  # nothing refers weakly to a map() or the like
+                state.live.add(iterator)
+            return iterator
         if route.is_plain:
             return self._plain_iterator(route)
         if not (self.persistent_workers and self.num_workers > 0):
@@ -420,7 +426,7 @@ class FastLoader(LoaderConfig[T_co]):
         former: Any = self._iterator
         if isinstance(former, DeviceIterator) or hasattr(type(former), "runs_recipe"):  # made with other arguments
             self._iterator = None
-        iterator = DataLoader.__iter__(self) if has_own_iterator(self) else self._torch_iterator(route)
+        iterator = self._torch_iterator(route)
         state_of(self).live.add(iterator)
         return iterator
 
@@ -432,7 +438,7 @@ class FastLoader(LoaderConfig[T_co]):
             return next_epoch(former, self)  # type: ignore[no-any-return]
         native = fetcher_in_process(self, route)
         counters = counters_for(self, state_of(self).totals) if native is None else None
-        view: Any = object.__new__(_without_del(cast("Any", type(self))))  # keeps a subclass's overrides
+        view: Any = object.__new__(without_del(cast("Any", type(self))))  # keeps a subclass's overrides
         vars(view).update(vars(self))
         if counters is not None and self.num_workers:
             vars(view)["worker_init_fn"] = setup = setup_of(self, route, counters)
@@ -475,11 +481,3 @@ class FastLoader(LoaderConfig[T_co]):
             return reduced  # a subclass's own
         state = {name: value for name, value in reduced[2].items() if name != "_state"}
         return (*reduced[:2], state | state_of(self).of_copies(), *reduced[3:])
-
-
-@functools.cache
-def _without_del(kind: type) -> type:
-    """Derive a loader class without the user's ``__del__``, which must not run for views."""
-    if not hasattr(kind, "__del__"):
-        return kind
-    return type(kind)(kind.__name__, (kind,), {"__del__": lambda self: None, "__module__": kind.__module__})

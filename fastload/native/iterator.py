@@ -68,6 +68,10 @@ class NativeIterator(_BaseDataLoaderIter):
     runs_recipe = True
     """Tells :mod:`fastload.route` that these are decode threads."""
 
+    @property
+    def _workers(self) -> list[Any]:
+        return []  # for programs that look at torch's processes: there are none
+
     def __init__(
         self,
         loader: LoaderConfig[Any],

@@ -69,3 +69,11 @@ def is_torchdatas(loader: DataLoader[Any]) -> bool:
     names = ("__iter__", "_get_iterator", "state_dict", "load_state_dict")
     makers = {next((kind for kind in type(loader).__mro__ if name in vars(kind)), None) for name in names}
     return {maker and maker.__module__ for maker in makers} == {"torchdata.stateful_dataloader.stateful_dataloader"}
+
+
+@functools.cache
+def without_del(kind: type) -> type:
+    """Derive a loader class without the user's ``__del__``, which must not run for views and twins."""
+    if not hasattr(kind, "__del__"):
+        return kind
+    return type(kind)(kind.__name__, (kind,), {"__del__": lambda self: None, "__module__": kind.__module__})

@@ -154,6 +154,8 @@ def test_batches_are_copied_counted_and_planned(make, monkeypatch):
     assert "24 batches" in str(loader.report())
     iterator = kept_by(loader)
     workers = [*iterator._workers]
+    iterator.close()
+    assert "closed" in str(raised_by(lambda: iterator._reset(loader)))
     loader.close()
     assert not any(worker.is_alive() for worker in workers)
     assert "closed" in str(raised_by(lambda: next(iterator)))
@@ -199,10 +201,13 @@ def test_native_batches_are_torchs(make, where, folder, monkeypatch):
     assert_same(ours, theirs)
     assert loader.plan.engine == "native"
     assert loader.stats().batches == sum(map(len, ours[0]))
+    assert make is not resetting or loader.stats().epochs == 4
+    assert loader.state_dict()["_num_yielded"] == 3  # of the last iterator
     iterator = kept_by(loader)
     assert iterator._workers == []  # no processes, and no error for programs that end them
     iterator._shutdown_workers()
     assert "closed" in str(raised_by(lambda: next(iterator)))
+    loader.close()
 
 
 @loaders("endless", "multi_epochs")
@@ -384,4 +389,3 @@ def test_a_program_under_run_is_served_and_explained(tmp_path):
     explained = [line for line in done.stderr.splitlines() if "script.py:" in line]
     assert len(explained) == len(found), done.stderr
     assert done.stderr.count("this loader makes its iterator") == 4
-    assert "ignored" not in done.stderr  # of the loaders that the module keeps at its end

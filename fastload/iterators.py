@@ -73,7 +73,7 @@ def start_native(loader: LoaderConfig[Any], route: Route) -> Any:
         if own is None:
             return None
         if device.type == "cpu":
-            native = native_on_host(loader, recipe, own)
+            native = cast("Any", native_on_host(loader, recipe, own))
             native._reset = Reset(native)
             state.add(native, measure(native, native_meter(native, loader)))
         else:

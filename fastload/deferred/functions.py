@@ -18,7 +18,7 @@ import torch.utils.dlpack
 from PIL import Image
 
 from fastload import _core
-from fastload.deferred import memory
+from fastload.deferred import memory, stacks
 from fastload.deferred.content import Content, take_painted_s
 from fastload.deferred.geometry import SIDE_MIN, strides_of
 from fastload.deferred.recorder import (
@@ -81,15 +81,20 @@ LEVELS: Final = np.repeat(np.arange(256, dtype=np.uint8), 3).reshape(1, 256, 3).
 class Deferral:
     """Defers the tensors of one worker process, in the thread that makes its batches.
 
+    Until the process has one, this takes no time: the recorder takes a microsecond of each call of torch's, and a look
+    for deferred tensors two of each sample.
+
     Attributes:
         recorder: Records what is done to them.
         deferred: How many images became deferred tensors since they were counted.
+        has_deferred: Whether any has in this process.
     """
 
     def __init__(self) -> None:
         self.recorder = CallRecorder()
         self.deferred = 0
         self._thread = self._told = 0
+        self.has_deferred = self._records = False
         self._tables: dict[Any, tuple[torch.Tensor, bool, bool] | None] = {}
 
     def install(self) -> None:
@@ -119,6 +124,17 @@ class Deferral:
         self._thread = threading.get_ident()
         memory.begin_batch()
         take_painted_s()  # what was painted before, maybe in the process that this one was forked from
+        if self.has_deferred:
+            self._record()
+
+    def begin(self) -> None:
+        """Begin to record, and to know batches of deferred tensors, as there is one now."""
+        self.has_deferred = True
+        stacks.install()
+        self._record()
+
+    def _record(self) -> None:
+        self._records = True
         self.recorder.__enter__()
 
     take_painted_s = staticmethod(take_painted_s)
@@ -133,10 +149,13 @@ class Deferral:
 
     def __exit__(self, *error: object) -> None:
         self._thread = 0
-        self.recorder.__exit__(*error)
+        if self._records:
+            self._records = False
+            self.recorder.__exit__(*error)
 
     def _is_on(self) -> bool:
-        return self._thread == threading.get_ident() and is_plain_context(1)
+        """Whether this thread makes a batch, in which the recorder's may be the only mode."""
+        return self._thread == threading.get_ident() and is_plain_context(int(self._records))
 
     def _in_place_of(self, original: Any) -> Any:
         @functools.wraps(original)
@@ -183,6 +202,8 @@ class Deferral:
         except MemoryError:
             return None
         self.deferred += 1
+        if not self.has_deferred:
+            self.begin()
         return tensor
 
 

@@ -149,7 +149,7 @@ def route_of(loader: LoaderConfig[Any]) -> Route:
 def _prepare_lazy_images() -> bool:
     if not _may_be_lazy():
         return False
-    from fastload.deferred import functions, stacks  # noqa: F401 - forked workers inherit what is imported here
+    from fastload.deferred import functions  # noqa: F401 - forked workers inherit what is imported here
     from fastload.lazy import images as lazy_images
 
     return lazy_images.prepare()
@@ -180,12 +180,9 @@ def install_lazy_images(deferred: bool) -> Deferral | None:
 
 
 def _deferral() -> Deferral | None:
-    from fastload.deferred import functions, memory, stacks
+    from fastload.deferred import functions, memory
 
-    if not memory.guard_pages():
-        return None
-    stacks.install()
-    return functions.Deferral()
+    return functions.Deferral() if memory.guard_pages() else None
 
 
 def start_epoch(view: DataLoader[Any], resumption: Resumption | None = None) -> Iterator[Any]:

@@ -104,6 +104,7 @@ def test_normalize_is_recorded_as_one_call(monkeypatch):
     calls = 4 * [([0.1, -0.2, 3.0], (0.5, 2.0, 0.3))] + 2 * [([0.1, -0.2, 3.0], (0.5, 2.0, 0.4))]
     theirs = [_functional_tensor.normalize(like, *each) for each in calls]
     with deferral:  # two are compared with torch's, and others remembered
+        deferral.begin()
         made = [normalize(deferred(of, single=True), *each) for each in calls]
         x = deferred(of, single=True)
         in_place = normalize(x, *calls[0], inplace=True)

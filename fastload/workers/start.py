@@ -121,8 +121,11 @@ class Collate:
             missed: Why it is in no slot.
             needs: Bytes of a slot in which it would be.
         """
+        if not unfilled.are_known():
+            data = self.collate_fn(samples) if data is None else data
+            return HostBatch(data, worker, self.receiver, missed=missed, needs=needs)
         filled = Filled()
-        if data is None and unfilled.are_known() and sends_files() and stacks_into(self.collate_fn):
+        if data is None and sends_files() and stacks_into(self.collate_fn):
             data = collate_into_files(samples, filled)
         elif data is None:
             data = self.collate_fn(samples)

@@ -187,7 +187,7 @@ class DeviceIterator:
         except BaseException:
             if getattr(self._host, "_shutdown", False):  # the next epoch makes a new iterator
                 loader._iterator = None
-                self.close()
+                self._shutdown_workers()
             raise
         self.transfer.begin_epoch()
         self.meter.begin_epoch()
@@ -262,7 +262,8 @@ class DeviceIterator:
         """Whether the iterator was closed; persistent workers then need a new one."""
         return self._closed
 
-    def close(self) -> None:
+    # Not `close`, which a generator calls that delegates to the iterator (`yield from loader`) when it is left.
+    def _shutdown_workers(self) -> None:
         """End the host iterator with its workers and threads, and wait for the copies.
 
         Idempotent; if interrupted, a second call completes it.

@@ -440,6 +440,7 @@ class FastLoader(LoaderConfig[T_co]):
         counters = counters_for(self, state_of(self).totals) if native is None else None
         view: Any = object.__new__(without_del(cast("Any", type(self))))  # keeps a subclass's overrides
         vars(view).update(vars(self))
+        vars(view).pop("_get_iterator", None)  # one set on this loader, which has called this
         if counters is not None and self.num_workers:
             vars(view)["worker_init_fn"] = setup = setup_of(self, route, counters)
         make = functools.partial(torchs_iterator, view)

@@ -358,12 +358,11 @@ def _clean_up(iterator: Any) -> None:
 
 
 def end_iterator(iterator: Any) -> None:
-    """Close an iterator, torch's or ours."""
-    close = getattr(iterator, "close", None)
-    if close is not None:
-        close()
-    else:
+    """End an iterator, torch's or ours, or close a loader's own generator."""
+    if hasattr(iterator, "_shutdown_workers"):
         shut_down(iterator)
+    else:
+        getattr(iterator, "close", lambda: None)()
 
 
 def end_former(loader: Any) -> None:

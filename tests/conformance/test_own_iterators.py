@@ -62,6 +62,10 @@ def no_file():
     return LookupError("no such file")
 
 
+def delegating(loader):
+    yield from loader
+
+
 def states():
     return torch.get_rng_state(), random.getstate(), np.random.get_state()[1]
 
@@ -154,7 +158,7 @@ def test_batches_are_copied_counted_and_planned(make, monkeypatch):
     assert "24 batches" in str(loader.report())
     iterator = kept_by(loader)
     workers = [*iterator._workers]
-    iterator.close()
+    iterator._shutdown_workers()
     assert "closed" in str(raised_by(lambda: iterator._reset(loader)))
     loader.close()
     assert not any(worker.is_alive() for worker in workers)
@@ -190,7 +194,7 @@ def test_native_batches_are_torchs(make, where, folder, monkeypatch):
         torch.manual_seed(5)
         options = {"batch_size": 4, "shuffle": True, "num_workers": 2, "persistent_workers": True, **own}
         loader = make(base)(ImageFolder(folder, train_v1()), **options)
-        batches = [collect(loader), first(loader, 2), collect(loader)]
+        batches = [collect(loader), first(delegating(loader) if make is resetting else loader, 2), collect(loader)]
         loader.reset()
         batches.append(collect(loader))
         state = torch.get_rng_state()
@@ -262,6 +266,30 @@ def test_what_programs_do_with_an_iterator_reaches_torchs(backend):
         return seen, list(iterator), [worker.exitcode for worker in iterator._workers], loader._iterator
 
     assert len(backend.same(case).value[1]) == 4
+
+
+@pytest.mark.parametrize("num_workers", [0, 2])
+def test_a_generator_that_is_left_ends_no_iterator_that_it_delegates_to(backend, num_workers):
+    def case(loader_class):
+        persistent = num_workers > 0
+        loader = loader_class(Augmented(8), 2, shuffle=True, num_workers=num_workers, persistent_workers=persistent)
+        begun = [(first(delegating(loader), 2), loader._iterator) for _ in range(2)]
+        kept = loader._get_iterator()
+        same = begun[0][1] is begun[1][1]
+        return begun[0][0], begun[1][0], same, first(delegating(kept), 1), collect(kept), collect(loader)
+
+    backend.same(case)
+
+
+@pytest.mark.parametrize("num_workers", [0, 2])
+def test_a_get_iterator_that_is_set_on_a_loader_may_call_the_usual_one(backend, num_workers):
+    def case(loader_class):
+        loader = loader_class(Augmented(6), 2, num_workers=num_workers)
+        usual = loader._get_iterator
+        loader._get_iterator = lambda: zip(usual(), "abc")
+        return collect(loader), collect(loader)
+
+    backend.same(case)
 
 
 def test_an_iterator_of_a_parent_is_not_reset_in_a_child(backend):

@@ -176,8 +176,8 @@ def _as_torch(loader: DataLoader[Any]) -> DataLoader[Any]:
     changes: dict[str, Any] = {}
     if getattr(loader, "randomness", "worker") == "sample":
         changes = seeded(loader, {"worker_init_fn": functools.partial(_start_worker, loader.worker_init_fn)})
-    if loader.batch_sampler is not None:
-        changes["batch_sampler"] = _RecordingSampler(loader.batch_sampler)
+    if loader._auto_collation:
+        changes["_index_sampler"] = _RecordingSampler(loader._index_sampler)
     return view_of(loader, **changes)
 
 
@@ -296,10 +296,10 @@ def _bound(loader: FastLoader[Any]) -> float:
 def _file(loader: DataLoader[Any], number: int, found: str) -> str:
     """Describe the sample of a difference and its file, if known."""
     place = found.partition("[")[2].partition("][")[2].partition(",")[0].partition("]")[0]
-    if not isinstance(loader.batch_sampler, _RecordingSampler) or not place.isdigit():
+    if not isinstance(loader._index_sampler, _RecordingSampler) or not place.isdigit():
         return ""
     try:
-        index = loader.batch_sampler.drawn[number][int(place)]
+        index = loader._index_sampler.drawn[number][int(place)]
         return f" (index {index}{_path(loader.dataset, index)})"
     except (LookupError, TypeError):  # batches that are not lists
         return ""

@@ -3,11 +3,16 @@
 from __future__ import annotations
 
 import functools
-from typing import Any, Final
+from typing import Any, Final, cast
 
 from torch.utils.data import DataLoader
 
 _TORCHDATAS: Final = ("snapshot_every_n_steps", "next_iter_state", "_initial_iter_for_state_dict")
+
+
+class _View(DataLoader[Any]):
+    # Torch's properties, which a subclass of the user's may have replaced: here they are attributes.
+    _auto_collation = _index_sampler = cast("Any", None)
 
 
 def view_of(loader: DataLoader[Any], **changes: Any) -> DataLoader[Any]:
@@ -15,7 +20,7 @@ def view_of(loader: DataLoader[Any], **changes: Any) -> DataLoader[Any]:
 
     ``loader`` is not modified.
     """
-    view: DataLoader[Any] = object.__new__(DataLoader)
+    view: DataLoader[Any] = object.__new__(_View)
     refresh(view, loader, **changes)
     return view
 
@@ -26,7 +31,8 @@ def refresh(view: DataLoader[Any], loader: DataLoader[Any], **changes: Any) -> N
     A subclass's own stay: with an iterator that it keeps, its workers would live as long as the view.
     """
     own = vars(loader)
-    vars(view).update({name: own[name] for name in _torchs_attributes() if name in own}, **changes)
+    properties = {name: getattr(loader, name) for name in ("_auto_collation", "_index_sampler")}
+    vars(view).update({name: own[name] for name in _torchs_attributes() if name in own}, **{**properties, **changes})
     vars(view).setdefault("_iterator", None)
 
 

@@ -154,6 +154,17 @@ def past_us(base):
     return PastUs
 
 
+def repeating(base):
+    """Takes each of its sampler's batches twice, in the reverse order, without an ``__iter__`` of its own."""
+
+    class Repeating(base):
+        @property
+        def _index_sampler(self):
+            return [batch[::-1] for batch in super()._index_sampler for _ in range(2)]
+
+    return Repeating
+
+
 def changing(base):
     """Changes what torch's iterator yields, as torch_geometric's loaders do."""
 

@@ -22,7 +22,7 @@ import pytest
 import torch
 from backends import BACKENDS, assert_same, raised_by, simulated
 from backends.datasets import Augmented, Failing, Numbers, collect, first
-from backends.own_iterators import KEPT, LOADERS, changing, endless, past_us, resetting
+from backends.own_iterators import KEPT, LOADERS, changing, endless, past_us, repeating, resetting
 from children import exit_code, forked
 from photos import photos_fixture, train_v1
 from torch.utils.data import DataLoader
@@ -279,6 +279,23 @@ def test_a_generator_that_is_left_ends_no_iterator_that_it_delegates_to(backend,
         return begun[0][0], begun[1][0], same, first(delegating(kept), 1), collect(kept), collect(loader)
 
     backend.same(case)
+
+
+def test_indices_are_those_of_a_subclass(backend):
+    assert len(backend.same(lambda loader_class: collect(bound(repeating, loader_class)(Numbers(6), 2))).value) == 6
+
+
+@pytest.mark.parametrize("where", ["host", "device"])
+def test_native_indices_are_those_of_a_subclass(where, folder, monkeypatch):
+    own = {"device": "cpu"} if where == "host" else simulated.install_native(monkeypatch)
+    torch.manual_seed(6)
+    theirs = collect(repeating(DataLoader)(ImageFolder(folder, train_v1()), 3, num_workers=2))
+    torch.manual_seed(6)
+    loader = repeating(FastLoader)(ImageFolder(folder, train_v1()), 3, num_workers=2, **own)
+    assert loader.plan.engine == "native"
+    assert_same(collect(loader), theirs)
+    assert verify(loader, 3)
+    loader.close()
 
 
 @pytest.mark.parametrize("num_workers", [0, 2])

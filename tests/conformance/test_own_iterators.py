@@ -29,6 +29,7 @@ from torch.utils.data import DataLoader
 from torchvision.datasets import ImageFolder
 
 from fastload import FastLoader, verify
+from fastload.commands.run.patch import _noted
 
 folder = photos_fixture(10)
 
@@ -434,3 +435,26 @@ def test_a_program_under_run_is_served_and_explained(tmp_path):
     explained = [line for line in done.stderr.splitlines() if "script.py:" in line]
     assert len(explained) == len(found), done.stderr
     assert done.stderr.count("this loader makes its iterator") == 4
+
+
+def test_a_generator_under_run_is_sent_to_thrown_into_and_returns():
+    def own(loader):
+        told = []
+        for number in range(3):
+            try:
+                told.append((yield number))
+            except LookupError as error:
+                told.append(str(error))
+        return told
+
+    def observed(iterate):
+        iterator = iterate(FastLoader([1]))
+        seen = [next(iterator), iterator.send("sent"), iterator.throw(LookupError("thrown"))]
+        with pytest.raises(StopIteration) as end:
+            next(iterator)
+        thrown = iterate(FastLoader([1]))
+        seen += [next(thrown), thrown.throw(LookupError("at the first"))]
+        thrown.close()
+        return seen, end.value.value, list(thrown), list(iterate(FastLoader([1])))
+
+    assert observed(_noted(own)) == observed(own)

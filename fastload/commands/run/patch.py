@@ -6,6 +6,7 @@ import functools
 import inspect
 import json
 from abc import ABCMeta
+from collections.abc import Generator
 from dataclasses import fields
 from types import FunctionType
 from typing import TYPE_CHECKING, Any, Final
@@ -194,24 +195,43 @@ def _followed(own: _Iterate) -> _Iterate:
 
 
 def _noted(own: _Iterate) -> _Iterate:
-    """Wrap a subclass's own ``__iter__`` that is a generator, whose batches may come from iterators that it makes.
-
-    If it has not asked for one by its first batch, it is passed to the listeners.
-    """
+    """Wrap a subclass's own ``__iter__`` that is a generator, whose batches may come from iterators that it makes."""
 
     @functools.wraps(own)
-    def iterate(loader: Any) -> Iterator[Any]:
-        batches = rest = own(loader)
-        for batch in batches:
-            state = state_of(loader)
-            if has_own_iterator(loader) or not state.begun:
-                state.is_passed_by = not has_own_iterator(loader)
-                rest = _with_listeners(lambda _: batches)(loader)
-            yield batch
-            break
-        yield from rest
+    def iterate(loader: Any) -> Generator[Any, Any, Any]:
+        return (yield from _Noted(loader, own(loader)))
 
     return iterate
+
+
+class _Noted(Generator[Any, Any, Any]):
+    """Batches of a subclass's own generator.
+
+    If it has not asked for an iterator by its first batch, it is passed to the listeners.
+    """
+
+    def __init__(self, loader: Any, batches: Generator[Any, Any, Any]) -> None:
+        self._loader = loader
+        self._batches = batches
+        self._rest: Iterator[Any] | None = None  # from the second batch on
+
+    def send(self, value: Any) -> Any:
+        if self._rest is not None and value is None:
+            return next(self._rest)
+        batch = self._batches.send(value)
+        if self._rest is None:
+            self._rest = self._batches
+            loader, state = self._loader, state_of(self._loader)
+            if has_own_iterator(loader) or not state.begun:
+                state.is_passed_by = not has_own_iterator(loader)
+                self._rest = _with_listeners(lambda _: self._batches)(loader)
+        return batch
+
+    def throw(self, *error: Any) -> Any:
+        return self._batches.throw(*error)
+
+    def close(self) -> None:
+        self._batches.close()
 
 
 def _copy_of(function: Any) -> Any:

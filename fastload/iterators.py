@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import threading
+import weakref
 from typing import TYPE_CHECKING, Any, cast
 
 import torch
@@ -20,8 +21,8 @@ from fastload.nvtx import stages
 from fastload.nvtx.stages import stage
 from fastload.options import can_pin, has_streams
 from fastload.randomness.by_sample import seeded
-from fastload.stats.meter import Meter, counters_for, measure, measure_here
-from fastload.torch_workers.processes import after_error, shut_down
+from fastload.stats.meter import Meter, counters_for, measure, measure_here, next_epoch
+from fastload.torch_workers.processes import after_error, check_process, restart_workers, shut_down
 from fastload.torch_workers.signals import Finalizer, deferred_signals
 from fastload.torch_workers.view import refresh, view_of
 from fastload.workers.start import Collate, next_of, start_epoch
@@ -72,7 +73,8 @@ def start_native(loader: LoaderConfig[Any], route: Route) -> Any:
         if own is None:
             return None
         if device.type == "cpu":
-            native = native_on_host(loader, recipe, own)
+            native = cast("Any", native_on_host(loader, recipe, own))
+            native._reset = Reset(native)
             state.add(native, measure(native, native_meter(native, loader)))
         else:
             native = NativeDeviceIterator(loader, recipe, own, route)
@@ -118,6 +120,21 @@ def native_meter(native: NativeIterator, loader: LoaderConfig[Any], *, on_device
     return Meter(None, loader.batch_size, pipeline.totals, waiting=lambda: pipeline.ready, on_device=on_device)
 
 
+class Reset:
+    """Replaces ``_reset`` of a torch iterator, or one derived from torch's, for programs that keep it and call that.
+
+    The iterator is held weakly.
+    """
+
+    def __init__(self, iterator: Any) -> None:
+        self._iterator = weakref.ref(iterator)
+
+    def __call__(self, loader: LoaderConfig[Any], first_iter: bool = False) -> None:
+        """Begin another epoch."""
+        iterator: Any = self._iterator()
+        loader._begin_again(iterator, functools.partial(next_epoch, iterator, loader))
+
+
 def _end(closers: Iterable[Callable[[], None]], retire: Callable[[], None]) -> None:
     """Release what a device iterator held, and keep its totals. Idempotent."""
     with deferred_signals():
@@ -160,20 +177,31 @@ class DeviceIterator:
         self._end = functools.partial(_end, closers, retire)
         self._finalizer = Finalizer(self, self._end)
 
-    def begin_epoch(self, loader: LoaderConfig[Any]) -> None:
-        """Begin another epoch with the same persistent workers or decode threads."""
+    def begin_epoch(self, loader: LoaderConfig[Any]) -> Self:
+        """Begin another epoch with the same workers or decode threads."""
+        if self._closed:
+            raise RuntimeError(ITERATOR_CLOSED)
+        check_process(self._host)  # another thread of the parent may have held the scheduler's lock
         try:
             self._restart(loader)
         except BaseException:
             if getattr(self._host, "_shutdown", False):  # the next epoch makes a new iterator
                 loader._iterator = None
-                self.close()
+                self._shutdown_workers()
             raise
         self.transfer.begin_epoch()
         self.meter.begin_epoch()
+        return self
 
     def _restart(self, loader: LoaderConfig[Any]) -> None:
         raise NotImplementedError
+
+    def _reset(self, loader: LoaderConfig[Any], first_iter: bool = False) -> None:
+        """Begin another epoch for a program that keeps the iterator, as torch's does."""
+        loader._begin_again(self, functools.partial(self.begin_epoch, loader))
+
+    def _next_data(self) -> Any:
+        return next(self)  # the host's are not finished
 
     def _take(self, host: Any) -> tuple[Any, int | None, tuple[tuple[str, float], ...], int]:
         """Return the next batch on the device, and the last three arguments of :meth:`Meter.got`."""
@@ -213,6 +241,14 @@ class DeviceIterator:
             raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
         return getattr(host, name)
 
+    def __setattr__(self, name: str, value: Any) -> None:
+        own = self.__dict__
+        host = own.get("_host")
+        if host is None or name in own or name not in vars(host):
+            own[name] = value
+        else:
+            setattr(host, name, value)
+
     def __getstate__(self) -> dict[str, Any]:
         raise NotImplementedError("{} cannot be pickled", type(self).__name__)  # torch's words
 
@@ -226,7 +262,8 @@ class DeviceIterator:
         """Whether the iterator was closed; persistent workers then need a new one."""
         return self._closed
 
-    def close(self) -> None:
+    # Not `close`, which a generator calls that delegates to the iterator (`yield from loader`) when it is left.
+    def _shutdown_workers(self) -> None:
         """End the host iterator with its workers and threads, and wait for the copies.
 
         Idempotent; if interrupted, a second call completes it.
@@ -386,7 +423,7 @@ class TorchDeviceIterator(DeviceIterator):
     def _restart(self, loader: LoaderConfig[Any]) -> None:
         self.scheduler.pause()
         refresh(self._view, loader, **self._changes(loader))
-        self._host = start_epoch(self._view)
+        restart_workers(self._host, lambda: self._host._reset(self._view))
         self.scheduler.resume()
         self._number = 0
 
@@ -408,8 +445,3 @@ class TorchDeviceIterator(DeviceIterator):
         if self._counts_up:
             return int(host._rcvd_idx) - 1
         return None if host._num_workers else self._number - 1
-
-    def close(self) -> None:
-        """See :meth:`DeviceIterator.close`."""
-        self._view._iterator = None
-        super().close()

@@ -5,6 +5,7 @@ It only coordinates; native/, workers/ and device/ do the work.
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import logging
 import operator
@@ -17,7 +18,7 @@ from torch.utils.data import DataLoader
 from fastload._display import card, table
 from fastload.autoscale.policy import AutoWorkers, auto_workers
 from fastload.check.results import level_outside
-from fastload.iterators import DeviceIterator, TorchDeviceIterator, fetcher_in_process, start_native
+from fastload.iterators import DeviceIterator, Reset, TorchDeviceIterator, fetcher_in_process, start_native
 from fastload.loader_state import LoaderState, state_of
 from fastload.options import (
     INDEX_BYTES,
@@ -28,6 +29,7 @@ from fastload.options import (
     Options,
     OwnArguments,
     Randomness,
+    has_own_iter,
     has_own_iterator,
     name_of_dataset,
     named_options,
@@ -37,7 +39,7 @@ from fastload.state import save
 from fastload.stats.meter import Meter, counters_for, measure, next_epoch
 from fastload.stats.stats import Stats
 from fastload.torch_workers.processes import start_workers
-from fastload.torch_workers.view import is_torchdatas, take_over
+from fastload.torch_workers.view import is_torchdatas, take_over, torchs_iterator, without_del
 from fastload.workers.start import route_of, start_iterator
 from fastload.workers.worker import setup_of
 
@@ -234,9 +236,9 @@ class FastLoader(LoaderConfig[T_co]):
             inner = vars(loader)["_dataloader"]  # the wrapper does no more than move batches to its device
             given: OwnArguments = {"device": vars(loader)["device"], **own}
             return inner if isinstance(inner, cls) and not own else cls.wrap(inner, **given)
-        iterates = type(loader).__iter__ in (DataLoader.__iter__, FastLoader.__iter__)
-        if (not iterates or has_own_iterator(loader)) and not is_torchdatas(loader):
-            method = "a _get_iterator" if iterates else "an __iter__"
+        iterates = has_own_iter(loader)
+        if (iterates or has_own_iterator(loader)) and not is_torchdatas(loader):
+            method = "an __iter__" if iterates else "a _get_iterator"
             state = ", and whose state_dict() says where the consumer is" if hasattr(loader, "state_dict") else ""
             whose = f"{type(loader).__name__}, which has {method} of its own"
             remedy = f"use fastload.prefetch_to_device(loader), which keeps it{state}"
@@ -264,7 +266,7 @@ class FastLoader(LoaderConfig[T_co]):
         """The bottleneck of the loop that consumes this loader, with evidence and remedy; ``print`` it."""
         from fastload.stats.diagnosis import report
 
-        return report(self.stats())
+        return report(self.stats(), state_of(self).unseen(self))
 
     def state_dict(self) -> dict[str, Any]:
         """Return where the consumer of the newest iteration is, for :meth:`load_state_dict` in any process.
@@ -341,14 +343,47 @@ class FastLoader(LoaderConfig[T_co]):
         if route.maker == "python" and (reasons := route.reasons):
             _LOGGER.info("%r is not native: %s; print(loader.plan) says what runs where", self, "; ".join(reasons))
 
-    def __iter__(self) -> Iterator[T_co]:  # type: ignore[override]
+    def _iterate(self) -> Iterator[T_co]:
+        return self._begin(self._epoch)
+
+    def _new_iterator(self) -> Iterator[T_co]:
+        own = has_own_iterator(self)  # it asks for torch's, to change its batches
+        if own and state_of(self).is_followed:
+            return DataLoader._get_iterator(self)
+        if own:
+            state_of(self).check_open()
+        kept, self._iterator = self._iterator, None  # as in torch, what persists stays, and this one is the caller's
+        try:
+            return self._plain_iterator(route_of(self)) if own else self._begin(self._epoch)
+        finally:
+            self._iterator = kept
+
+    def _begin_again(self, iterator: Any, begin: Callable[[], Iterator[T_co]]) -> None:
+        if has_own_iterator(self):
+            begin()
+            return
+        if state_of(self).place.loaded is not None:
+            raise RuntimeError(
+                "load_state_dict() needs a new iterator, but a former one was reset; call iter(loader) or "
+                "loader._get_iterator()"
+            )
+        kept, self._iterator = self._iterator, iterator
+        try:
+            self._begin(begin)
+        finally:
+            if kept is not iterator:
+                self._iterator = kept
+
+    def _begin(self, begin: Callable[[], Iterator[T_co]]) -> Iterator[T_co]:
+        """Return ``begin()``, an iterator that begins an epoch. ``fastload run`` listens here."""
         state_of(self).check_open()
         state_of(self).drop_inherited(self)
-        iterator: Iterator[T_co] = save.begin(self, state_of(self).place, self._begin)
+        iterator: Iterator[T_co] = save.begin(self, state_of(self).place, begin)
         self._log_engine()
         return iterator
 
-    def _begin(self) -> Iterator[T_co]:
+    def _epoch(self) -> Iterator[T_co]:
+        """Begin an epoch with the workers or threads that persist, or with new ones."""
         state = state_of(self)
         if not has_own_iterator(self):
             state.size_workers(self, native=True)
@@ -359,6 +394,11 @@ class FastLoader(LoaderConfig[T_co]):
                 return native
             route = route_of(self)  # which now knows why there is none
         state.size_workers(self)
+        if has_own_iterator(self):
+            iterator = DataLoader.__iter__(self)  # of the subclass
+            with contextlib.suppress(TypeError):  # nothing refers weakly to a map() or the like
+                state.live.add(iterator)
+            return iterator
         if route.is_plain:
             return self._plain_iterator(route)
         if not (self.persistent_workers and self.num_workers > 0):
@@ -386,7 +426,7 @@ class FastLoader(LoaderConfig[T_co]):
         former: Any = self._iterator
         if isinstance(former, DeviceIterator) or hasattr(type(former), "runs_recipe"):  # made with other arguments
             self._iterator = None
-        iterator = super().__iter__() if has_own_iterator(self) else self._torch_iterator(route)
+        iterator = self._torch_iterator(route)
         state_of(self).live.add(iterator)
         return iterator
 
@@ -398,11 +438,12 @@ class FastLoader(LoaderConfig[T_co]):
             return next_epoch(former, self)  # type: ignore[no-any-return]
         native = fetcher_in_process(self, route)
         counters = counters_for(self, state_of(self).totals) if native is None else None
-        view: Any = object.__new__(_without_del(cast("Any", type(self))))  # keeps a subclass's overrides
+        view: Any = object.__new__(without_del(cast("Any", type(self))))  # keeps a subclass's overrides
         vars(view).update(vars(self))
+        vars(view).pop("_get_iterator", None)  # one set on this loader, which has called this
         if counters is not None and self.num_workers:
             vars(view)["worker_init_fn"] = setup = setup_of(self, route, counters)
-        make = functools.partial(DataLoader.__iter__, view)
+        make = functools.partial(torchs_iterator, view)
         start = functools.partial(start_workers, make) if self.num_workers else make
         iterator: Any = start_iterator(view, state_of(self).place.resumption, start)
         if self.num_workers and iterator._worker_init_fn is setup:
@@ -410,6 +451,7 @@ class FastLoader(LoaderConfig[T_co]):
         if native is not None:
             native.install(iterator)
         source = None if native is None else native.totals
+        iterator._reset = Reset(iterator)
         state_of(self).measure(iterator, measure(iterator, Meter(counters, self.batch_size, source)))
         if persists:
             self._iterator = iterator
@@ -440,11 +482,3 @@ class FastLoader(LoaderConfig[T_co]):
             return reduced  # a subclass's own
         state = {name: value for name, value in reduced[2].items() if name != "_state"}
         return (*reduced[:2], state | state_of(self).of_copies(), *reduced[3:])
-
-
-@functools.cache
-def _without_del(kind: type) -> type:
-    """Derive a loader class without the user's ``__del__``, which must not run for views."""
-    if not hasattr(kind, "__del__"):
-        return kind
-    return type(kind)(kind.__name__, (kind,), {"__del__": lambda self: None, "__module__": kind.__module__})

@@ -16,7 +16,7 @@ from fastload.check.results import ParityResults
 from fastload.device.transfer import Transfer, new_stream
 from fastload.memory.limits import pinned_limit, slots_wanted
 from fastload.memory.slots import SlotCounts, SlotPool
-from fastload.options import has_own_iterator
+from fastload.options import has_own_iter, has_own_iterator, makes_itself
 from fastload.randomness.by_sample import Epochs
 from fastload.state.place import LoaderPlace
 from fastload.stats.meter import Meter, Meters
@@ -57,6 +57,8 @@ class LoaderState:
         self.place = place or LoaderPlace()
         self.live: weakref.WeakSet[Any] = weakref.WeakSet()
         self.begun = 0  # iterations begun, including failed ones
+        self.is_followed = False  # ``fastload run`` measures what a subclass makes
+        self.is_passed_by = False  # an ``__iter__`` of a subclass has made torch's iterator without asking for ours
         self.slots: SlotPool | None = None
         self.checks = ParityResults()
         self.engine_logged = False
@@ -334,8 +336,25 @@ class LoaderState:
     def check_open(self) -> None:
         """Count a new iteration; raise if the loader is closed."""
         self.begun += 1
+        self.is_passed_by = False
         if self._closed:
             raise RuntimeError("this FastLoader is closed; make a new one to iterate again")
+
+    def makes_own(self, loader: LoaderConfig[Any]) -> bool:
+        """Whether the loader makes its iterators itself, as far as is known."""
+        return self.is_passed_by or has_own_iterator(loader)
+
+    def unseen(self, loader: LoaderConfig[Any]) -> str | None:
+        """Why the loader's batches may not be seen; ``None`` if they are."""
+        if self.makes_own(loader):
+            return f"this loader makes its iterator itself: {makes_itself(loader)}"
+        return self.not_asked_by(loader)
+
+    def not_asked_by(self, loader: LoaderConfig[Any]) -> str | None:
+        """Say that an ``__iter__`` of a subclass has yet to ask for an iterator; ``None`` if it has."""
+        if self.begun or self.makes_own(loader) or not has_own_iter(loader):
+            return None
+        return f"{makes_itself(loader)}, which has not asked FastLoader for an iterator so far"
 
     def close(self) -> None:
         """End iterators, streams and slots. Idempotent."""

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import contextlib
 from dataclasses import dataclass, fields
-from typing import Any, Final, Literal, TypeAlias, TypedDict, TypeVar
+from typing import TYPE_CHECKING, Any, Final, Literal, TypeAlias, TypedDict, TypeVar
 
 import torch
 from torch.utils.data import DataLoader, IterableDataset, get_worker_info
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
 
 Device: TypeAlias = str | int | torch.device
 Engine: TypeAlias = Literal["auto", "torch", "native"]
@@ -102,6 +105,23 @@ class LoaderConfig(DataLoader[T_co]):
     decode: Decode = Options.decode
     deferred: bool = Options.deferred
     copies_own_batches: bool = False  # of a subclass with its own iterators: whether they go to the device
+
+    # Torch's two methods. Subclasses with an `__iter__` of their own call either.
+    def __iter__(self) -> Iterator[T_co]:  # type: ignore[override]
+        return self._iterate()
+
+    def _get_iterator(self) -> Any:
+        return self._new_iterator()
+
+    def _iterate(self) -> Iterator[T_co]:
+        raise NotImplementedError
+
+    def _new_iterator(self) -> Any:
+        raise NotImplementedError
+
+    def _begin_again(self, iterator: Any, begin: Callable[[], Any]) -> None:
+        # A program resets an iterator that it has kept: `begin` begins another epoch of that.
+        raise NotImplementedError
 
 
 def named_options(own: OwnArguments) -> Options:
@@ -221,8 +241,20 @@ def has_state(source: Any) -> bool:
 
 
 def has_own_iterator(loader: DataLoader[Any]) -> bool:
-    """Whether a subclass makes its own iterators, as torch_geometric's loaders do to change batches."""
-    return type(loader)._get_iterator is not DataLoader._get_iterator
+    """Whether a loader makes its own iterators, as torch_geometric's do to change batches."""
+    own = getattr(loader._get_iterator, "__func__", None)  # an attribute of the loader itself has none
+    return own not in (DataLoader._get_iterator, LoaderConfig._get_iterator)
+
+
+def has_own_iter(loader: DataLoader[Any]) -> bool:
+    """Whether a subclass iterates in a way of its own, with iterators that it asks FastLoader for or makes itself."""
+    return type(loader).__iter__ not in (DataLoader.__iter__, LoaderConfig.__iter__)
+
+
+def makes_itself(loader: DataLoader[Any]) -> str:
+    """Say by which method a loader may make its iterators itself."""
+    method = "a _get_iterator" if has_own_iterator(loader) else "an __iter__"
+    return f"{type(loader).__name__} has {method} of its own"
 
 
 def name_of_dataset(dataset: Any) -> str:

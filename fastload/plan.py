@@ -6,7 +6,7 @@ import inspect
 import os
 import textwrap
 from collections import Counter
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
@@ -17,7 +17,7 @@ from fastload._display import card, paragraphs, table
 from fastload.autoscale.policy import NATIVE_STREAMS, AutoWorkers, cores_for_loading
 from fastload.loader_state import state_of
 from fastload.memory.limits import pinned_limit, pins, slots_wanted
-from fastload.options import LEVELS_OFF, can_pin, has_own_iterator, has_state, has_streams, resolve_device
+from fastload.options import LEVELS_OFF, can_pin, has_state, has_streams, makes_itself, resolve_device
 from fastload.stats.diagnosis import at_most
 
 if TYPE_CHECKING:
@@ -120,6 +120,14 @@ def _wrapped(head: str, text: str) -> list[str]:
 
 def make_plan(loader: LoaderConfig[Any], route: Route, stats: Stats) -> Plan:
     """Describe the epoch that ``route`` says of ``loader``."""
+    plan = _plan_of(loader, route, stats)
+    if (unknown := state_of(loader).not_asked_by(loader)) is None:
+        return plan
+    return replace(plan, notes=(*plan.notes, f"{unknown}: if it makes one itself, none of this is true of that"))
+
+
+def _plan_of(loader: LoaderConfig[Any], route: Route, stats: Stats) -> Plan:
+    own = state_of(loader).makes_own(loader)
     batch_bytes, device, around = _bytes_of_a_batch(stats), route.device, route.recipe
     if around is not None and (route.maker == "threads" or (route.maker == "next" and not around.in_python)):
         return _native_plan(loader, route, around, stats)
@@ -138,7 +146,7 @@ def make_plan(loader: LoaderConfig[Any], route: Route, stats: Stats) -> Plan:
         fetch = Step("decode", threads, f"{_decodes(loader, around)}, then {_becomes(around)}")
         beside = around.in_python or ("worker_init_fn",)
         notes.append(f"run in Python, beside samples made natively: {', '.join(beside)}")
-    if isinstance(loader.dataset, IterableDataset) and not has_state(loader.dataset) and not has_own_iterator(loader):
+    if isinstance(loader.dataset, IterableDataset) and not has_state(loader.dataset) and not own:
         notes.append(READ_AGAIN)
     steps = [fetch, Step("collate", place, _name_of(loader.collate_fn))]
     if isinstance(workers, AutoWorkers):
@@ -146,10 +154,10 @@ def make_plan(loader: LoaderConfig[Any], route: Route, stats: Stats) -> Plan:
     if device.type == "cpu":
         if loader.copies_own_batches and has_streams(target := resolve_device(loader.device)):
             return _own_batches_plan(loader, target, steps, notes, batch_bytes)
-        if has_own_iterator(loader):
+        if own:
             notes.append(
-                f"{type(loader).__name__} has a _get_iterator of its own, which makes the batches: they stay in host "
-                "memory; fastload.prefetch_to_device(loader) moves them"
+                f"this loader makes its iterator itself: {makes_itself(loader)}, whose batches stay in host memory; "
+                "fastload.prefetch_to_device(loader) moves them"
             )
         elif loader.device == "auto":
             this = "" if lazy else "this is torch's DataLoader, "
@@ -159,7 +167,7 @@ def make_plan(loader: LoaderConfig[Any], route: Route, stats: Stats) -> Plan:
         if loader.pin_memory and can_pin():
             where = "pin-memory thread" if workers else "main process"
             steps.append(Step("pin", where, "page-locked copy, as pin_memory=True asks"))
-        casts = loader.dtype is not None and not has_own_iterator(loader)
+        casts = loader.dtype is not None and not own
         if casts:
             steps.append(Step("epilogue", "main process", _epilogue(loader, device)))
         return Plan(route.engine, device, tuple(steps), batch_bytes, tuple(notes))
@@ -207,8 +215,8 @@ def _own_batches_plan(
     if epilogue := _epilogue(loader, device):
         steps.append(Step("epilogue", where, epilogue))
     notes.append(
-        f"{type(loader).__name__} has a _get_iterator of its own, which makes the batches; none is read ahead of the "
-        "consumer, so that its state_dict() is as of the last batch handed over"
+        f"this loader makes its iterator itself: {makes_itself(loader)}; no batch is read ahead of the consumer, so "
+        "that its state_dict() is as of the last batch handed over"
     )
     return Plan("torch", device, tuple(steps), batch_bytes, tuple(notes))
 

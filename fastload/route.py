@@ -11,11 +11,10 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeAlias
 
 import torch
-from torch.utils.data import DataLoader
 
 from fastload.memory.limits import no_slots_because
 from fastload.nvtx import stages
-from fastload.options import has_own_iterator, has_state, resolve_device
+from fastload.options import has_state, makes_itself, resolve_device
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -73,21 +72,24 @@ class Outcomes(Protocol):
         ...
 
 
-def decide(loader: LoaderConfig[Any], outcomes: Outcomes, prepare_lazy_images: Callable[[], bool]) -> Route:
+def decide(loader: LoaderConfig[Any], outcomes: Outcomes, prepare_lazy_images: Callable[[], bool], own: bool) -> Route:
     """Decide what makes an epoch of ``loader`` that starts now.
 
     Args:
         loader: The loader.
         outcomes: What its earlier epochs have shown.
         prepare_lazy_images: Whether Pillow's images can be lazy here. Called if workers may need it.
+        own: Whether the loader makes its iterators itself.
     """
-    own = has_own_iterator(loader)
     device = torch.device("cpu") if own else resolve_device(loader.device)
     on_host = device.type == "cpu" and loader.dtype is None and loader.randomness == "worker" and not stages.active()
     is_plain = own or on_host
     if (running := _running(loader, device)) is not None:
         return Route("threads", device, False, running, not_on_gpu=_not_on_gpu(loader, running, device))
     read = read_loader(loader, device)
+    if own:
+        why = f"{makes_itself(loader)}; leave torch's"
+        read = (why, *read) if isinstance(read, tuple) else (why,)
     recipe, reasons = (None, read) if isinstance(read, tuple) else (read, ())
     maker: Maker = "python"
     not_on_gpu = None if recipe is None else _not_on_gpu(loader, recipe, device)
@@ -139,8 +141,6 @@ def read_loader(loader: LoaderConfig[Any], device: torch.device) -> Recipe | tup
         reasons.append("in_order=False: only batches in order are made natively")
     if device.type not in ("cpu", "cuda"):
         reasons.append(f"batches go to {device.type}; natively they go to cuda and cpu")
-    if getattr(type(loader), "_get_iterator", None) is not DataLoader._get_iterator:
-        reasons.append(f"{type(loader).__name__} has a _get_iterator of its own; leave torch's")
     if has_state(loader.dataset):
         reasons.append(f"dataset {type(loader.dataset).__name__} has a state_dict(), which its samples may change")
     if "torchvision" not in sys.modules:  # then the loader uses none of its datasets or transforms

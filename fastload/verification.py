@@ -22,7 +22,7 @@ from fastload.pipeline.datasets.folders import sample_name
 from fastload.randomness.by_sample import SeededByIndex, seeded, show_own_dataset
 from fastload.stats.progress import terminal_bar
 from fastload.torch_workers.twin import independent_twin
-from fastload.torch_workers.view import refresh, view_of
+from fastload.torch_workers.view import view_of
 from fastload.workers.start import route_of, start_epoch
 
 if TYPE_CHECKING:
@@ -171,13 +171,13 @@ def _as_torch(loader: DataLoader[Any]) -> DataLoader[Any]:
     """Return torch's loader of the same batches, seeded by index if ``randomness="sample"``."""
     if has_own_iterator(loader):  # it makes its own batches, with FastLoader and without
         own: DataLoader[Any] = object.__new__(type(loader))
-        refresh(own, loader)
+        vars(own).update(vars(loader), _iterator=None)
         return own
     changes: dict[str, Any] = {}
     if getattr(loader, "randomness", "worker") == "sample":
         changes = seeded(loader, {"worker_init_fn": functools.partial(_start_worker, loader.worker_init_fn)})
-    if loader.batch_sampler is not None:
-        changes["batch_sampler"] = _RecordingSampler(loader.batch_sampler)
+    if loader._auto_collation:
+        changes["_index_sampler"] = _RecordingSampler(loader._index_sampler)
     return view_of(loader, **changes)
 
 
@@ -227,7 +227,8 @@ def _batches(loader: DataLoader[Any], seed: int, count: int | None, others: tupl
         _set_states(state, *others)
         try:
             if iterator is None:
-                iterator = start_epoch(loader)
+                # Not iter(loader): a subclass may go on with an iterator that it has kept, or change batches.
+                iterator = FastLoader.__iter__(loader) if isinstance(loader, FastLoader) else start_epoch(loader)
             batch = next(iterator)
         except StopIteration:
             break
@@ -295,10 +296,10 @@ def _bound(loader: FastLoader[Any]) -> float:
 def _file(loader: DataLoader[Any], number: int, found: str) -> str:
     """Describe the sample of a difference and its file, if known."""
     place = found.partition("[")[2].partition("][")[2].partition(",")[0].partition("]")[0]
-    if not isinstance(loader.batch_sampler, _RecordingSampler) or not place.isdigit():
+    if not isinstance(loader._index_sampler, _RecordingSampler) or not place.isdigit():
         return ""
     try:
-        index = loader.batch_sampler.drawn[number][int(place)]
+        index = loader._index_sampler.drawn[number][int(place)]
         return f" (index {index}{_path(loader.dataset, index)})"
     except (LookupError, TypeError):  # batches that are not lists
         return ""

@@ -64,7 +64,6 @@ def run_trial(loader: DataLoader[Any], seconds: float = TRIAL_S) -> Trial | None
     # Not through DataLoader's setter, which rejects a context without workers.
     changes = {"num_workers": 0, "persistent_workers": False, "prefetch_factor": None, "pin_memory": False}
     view = view_of(loader, **changes, timeout=0, _DataLoader__multiprocessing_context=None)
-    vars(view).pop("_state", None)
     receiver, sender = context.Pipe(duplex=False)
     enough = torch.zeros((), dtype=torch.bool).share_memory_()  # type: ignore[no-untyped-call]
     args = (view, sender, seconds, enough)

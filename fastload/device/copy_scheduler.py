@@ -234,7 +234,8 @@ class CopyScheduler:
             self._slots.want(nbytes)
             if self._slots.refusal is None:  # slots will come: pinning this one batch costs more than it saves, and
                 others = functools.partial(_but_tensors, others)  # torch would keep the memory
-        return Arrival(map_tensors(others, batch.data, self._tuple_type), worker)
+        as_is = others is _unchanged and self._tuple_type is None
+        return Arrival(batch.data if as_is else map_tensors(others, batch.data, self._tuple_type), worker)
 
     def take(self, arrived: Any) -> Any:
         """Hand over the batch that torch's iterator has just returned. Called by the consumer."""

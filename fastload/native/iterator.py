@@ -68,6 +68,10 @@ class NativeIterator(_BaseDataLoaderIter):
     runs_recipe = True
     """Tells :mod:`fastload.route` that these are decode threads."""
 
+    @property
+    def _workers(self) -> list[Any]:
+        return []  # for programs that look at torch's processes: there are none
+
     def __init__(
         self,
         loader: LoaderConfig[Any],
@@ -134,7 +138,7 @@ class NativeIterator(_BaseDataLoaderIter):
             self._reset(loader, first_iter=True)
         except BaseException:
             if hasattr(self, "decode_pipeline"):
-                self.close()
+                self._shutdown_workers()
             raise
 
     def _reset(self, loader: DataLoader[Any], first_iter: bool = False) -> None:
@@ -146,7 +150,7 @@ class NativeIterator(_BaseDataLoaderIter):
                 self._timeout, 0 if resumption is None else resumption.skip
             )  # advances the workers' generators
         except BaseException as error:
-            self.close()  # it is unknown which batches were drained
+            self._shutdown_workers()  # it is unknown which batches were drained
             if isinstance(error, TookTooLongError):
                 raise RuntimeError(f"DataLoader timed out after {self._timeout} seconds") from None
             raise
@@ -257,7 +261,7 @@ class NativeIterator(_BaseDataLoaderIter):
         """Whether the iterator was closed; persistent workers then need a new one."""
         return self._shutdown
 
-    def close(self) -> None:
+    def _shutdown_workers(self) -> None:
         """Stop the decode threads; later calls of ``next()`` raise.
 
         Idempotent; if interrupted, a second call completes it.
@@ -265,6 +269,3 @@ class NativeIterator(_BaseDataLoaderIter):
         self._shutdown = True
         self.decode_pipeline.close()  # not the finalizer: an interrupt could mark it as done before it has called
         self._finalizer.detach()
-
-    def _shutdown_workers(self) -> None:
-        self.close()

@@ -19,6 +19,8 @@ import numpy as np
 import torch
 from torch.utils.data import DataLoader, Dataset, IterableDataset, get_worker_info
 
+from fastload.options import has_own_iterator
+
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
@@ -62,15 +64,15 @@ class SeededByIndex(Dataset[Any]):
         dataset: The user's.
         seed: ``None`` is the base seed of the iterator.
         epoch: Number of the epoch.
-        persists: Whether the same workers run later epochs and so must learn their numbers.
+        in_workers: Whether workers make samples, and must learn the numbers of later epochs.
     """
 
-    def __init__(self, dataset: Any, seed: int | None, epoch: int, *, persists: bool) -> None:
+    def __init__(self, dataset: Any, seed: int | None, epoch: int, *, in_workers: bool) -> None:
         self.dataset = dataset
         self._seed = seed
         self._epoch: int | torch.Tensor = epoch
         self._here = False
-        if persists:
+        if in_workers:
             with torch.inference_mode(False):  # an inference tensor could not be changed outside the mode
                 self._epoch = torch.tensor(epoch).share_memory_()  # type: ignore[no-untyped-call]
 
@@ -78,6 +80,8 @@ class SeededByIndex(Dataset[Any]):
         """Set the epoch. Call it before torch's iterator is reset."""
         if isinstance(self._epoch, torch.Tensor):
             self._epoch.fill_(epoch)
+        else:
+            self._epoch = epoch
 
     def run_here(self, base_seed: int) -> None:
         """Make samples in this process, without workers, and preserve its random states."""
@@ -125,7 +129,7 @@ def check_seedable(loader: DataLoader[Any], randomness: str) -> None:
             f"randomness='sample' needs a dataset with indices, got the iterable {type(loader.dataset).__name__}; "
             "use randomness='worker'"
         )
-    if type(loader)._get_iterator is not DataLoader._get_iterator:
+    if has_own_iterator(loader):
         raise ValueError(
             f"randomness='sample' needs torch's iterators, but {type(loader).__name__} has a _get_iterator"
         )
@@ -143,12 +147,11 @@ def seeded(
         loader: Its dataset is wrapped.
         changes: Other changes of the view.
         epochs: Seed and epoch; ``None`` for a loader's first epoch.
-        former: The previous view, if its persistent workers continue.
+        former: The previous view, if its iterator goes on.
     """
     seed, epoch = (None, 0) if epochs is None else (epochs.seed, epochs.epoch)
     if former is None:
-        persists = loader.num_workers > 0 and loader.persistent_workers
-        dataset: Any = SeededByIndex(loader.dataset, seed, epoch, persists=persists)
+        dataset: Any = SeededByIndex(loader.dataset, seed, epoch, in_workers=loader.num_workers > 0)
     else:
         dataset = former.dataset
         dataset.begin_epoch(epoch)

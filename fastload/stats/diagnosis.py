@@ -35,6 +35,8 @@ _EITHER: Final = (
     "this report may after some seconds where nvidia-ml-py is installed"
 )
 
+_ASK: Final = "let it ask FastLoader, by super().__iter__() or self._get_iterator(), or use fastload.prefetch_to_device"
+
 
 @dataclass(frozen=True, slots=True)
 class Report:
@@ -63,8 +65,15 @@ class Report:
         return "\n".join([str(self.verdict), *(f"  {line}" for line in _figures(self.stats))])
 
 
-def report(stats: Stats) -> Report:
-    """Judge a loader by its statistics."""
+def report(stats: Stats, unseen: str | None = None) -> Report:
+    """Judge a loader by its statistics.
+
+    Args:
+        stats: The figures.
+        unseen: Why it may have made batches that are not among them.
+    """
+    if unseen is not None and not stats.batches:
+        return Report(Verdict(None, (f"no batch was seen: {unseen}",), _ASK), stats)
     seconds = _waited_for(stats)
     total = sum(seconds.values())
     shares = {which: spent / total for which, spent in seconds.items() if spent > 0}

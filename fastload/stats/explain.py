@@ -49,12 +49,12 @@ class LoaderLog:
         self._left_out = 0
         self._finalizer: Finalize | None = None
 
-    def listening(self, iterate: Callable[[Any], Any]) -> Callable[[Any], Any]:
-        """Wrap a loader class's ``__iter__`` so that it records the loader."""
+    def listening(self, iterate: Callable[..., Any]) -> Callable[..., Any]:
+        """Wrap what begins a loader's iterations so that it records the loader."""
 
         @functools.wraps(iterate)
-        def iterate_and_note(loader: Any) -> Any:
-            iterator = iterate(loader)
+        def iterate_and_note(loader: Any, *given: Any) -> Any:
+            iterator = iterate(loader, *given)
             self.note(loader, _place(sys._getframe(1)))
             return iterator
 

@@ -292,9 +292,9 @@ def measure(iterator: Any, meter: Meter) -> Meter:
 
 
 def next_epoch(iterator: Any, loader: Any) -> Any:
-    """Begin another epoch of a measured iterator whose workers persist."""
+    """Begin another epoch of a measured iterator."""
     try:
-        restart_workers(iterator, lambda: iterator._reset(loader))
+        restart_workers(iterator, lambda: type(iterator)._reset(iterator, loader))
     except BaseException:
         if getattr(iterator, "_shutdown", False):  # the next epoch starts new workers
             loader._iterator = None

@@ -88,7 +88,7 @@ def _end_with_the_program() -> None:
     """
     for ending in list(_live.values()):
         iterator = ending.iterator()
-        if hasattr(iterator, "_workers"):
+        if _has_workers(iterator):
             with deferred_signals(), contextlib.suppress(Exception):  # so that the others also end
                 _finish(iterator)  # also after a shutdown of torch's, which may have been interrupted
 
@@ -103,6 +103,12 @@ def _disown() -> None:
                 iterator._worker_pids_set = False
         process._children.difference_update(ending.workers)  # type: ignore[attr-defined]  # nor multiprocessing at exit
     _live.clear()
+
+
+def check_process(iterator: Any) -> None:
+    """Raise in a forked child if an iterator's workers are the parent's."""
+    if _is_inherited(iterator):
+        _next_in_child()
 
 
 def _next_in_child() -> Any:
@@ -140,7 +146,7 @@ def start_workers(make: Callable[[], Any]) -> Any:
     try:
         with deferred_signals(_OPEN_IN):
             iterator = make()
-            if "_workers" in vars(iterator):  # not one of ours, which shows those of the one that it passes on
+            if _has_workers(iterator):
                 _live[id(iterator)] = iterator._shutdown_workers = _ShutDown(iterator)
             thread = getattr(iterator, "_pin_memory_thread", None)
             if thread is not None:  # torch waits for it indefinitely
@@ -149,10 +155,15 @@ def start_workers(make: Callable[[], Any]) -> Any:
         with deferred_signals():
             if iterator is None:
                 iterator = _half_made(error)
-            if hasattr(iterator, "_workers"):
+            if _has_workers(iterator):
                 _finish(iterator)
         raise
     return iterator
+
+
+def _has_workers(iterator: Any) -> bool:
+    """Whether an iterator has started workers, and does not just show those of another one."""
+    return "_workers" in getattr(iterator, "__dict__", ())
 
 
 def _half_made(error: BaseException) -> Any:
@@ -217,10 +228,11 @@ def restart_workers(iterator: Any, reset: Callable[[], Any]) -> None:
     If that is interrupted, it is unknown which workers have begun, and their answers would be mistaken for batches, so
     they are ended. Torch handles errors of the sampler and dead workers.
     """
+    check_process(iterator)
     try:
         reset()
     except BaseException as error:
-        if hasattr(iterator, "_workers") and not _is_in_users_code(error):
+        if _has_workers(iterator) and not _is_in_users_code(error):
             with deferred_signals():
                 if all(worker.is_alive() for worker in iterator._workers):
                     _finish(iterator)
@@ -247,7 +259,7 @@ def shut_down(iterator: Any) -> None:
     Completes a shutdown that was interrupted. A worker that does not end in time is terminated. In a forked child
     nothing is ended: all is the parent's.
     """
-    if not hasattr(iterator, "_workers"):
+    if not _has_workers(iterator):
         getattr(iterator, "_shutdown_workers", lambda: None)()
     elif not _is_inherited(iterator):
         try:
@@ -260,12 +272,13 @@ def shut_down(iterator: Any) -> None:
 
 def _is_inherited(iterator: Any) -> bool:
     """Whether this is a forked child, and the workers are the parent's."""
-    return any(getattr(worker, "_parent_pid", os.getpid()) != os.getpid() for worker in iterator._workers)
+    workers = getattr(iterator, "_workers", ())
+    return any(getattr(worker, "_parent_pid", os.getpid()) != os.getpid() for worker in workers)
 
 
 def after_error(iterator: Any, error: BaseException) -> None:
     """Clean up after an error of ``next(iterator)``: release locks, complete a shutdown."""
-    if not hasattr(iterator, "_workers") or _is_inherited(iterator) or _is_from_worker(error):
+    if not _has_workers(iterator) or _is_inherited(iterator) or _is_from_worker(error):
         return
     with deferred_signals(), contextlib.suppress(Exception):  # an error here would hide the user's
         if iterator._shutdown:
@@ -345,12 +358,11 @@ def _clean_up(iterator: Any) -> None:
 
 
 def end_iterator(iterator: Any) -> None:
-    """Close an iterator, torch's or ours."""
-    close = getattr(iterator, "close", None)
-    if close is not None:
-        close()
-    else:
+    """End an iterator, torch's or ours, or close a loader's own generator."""
+    if hasattr(iterator, "_shutdown_workers"):
         shut_down(iterator)
+    else:
+        getattr(iterator, "close", lambda: None)()
 
 
 def end_former(loader: Any) -> None:

@@ -216,13 +216,15 @@ def finalizer(function: Callable[P, T]) -> Callable[P, T]:
 class Finalizer(weakref.finalize):  # type: ignore[type-arg]
     """A ``weakref.finalize`` that is a :func:`finalizer` when the object has gone.
 
-    A direct call, as at exit, raises what handlers raise.
+    A direct call, as at exit, raises what handlers raise. After exit it does nothing.
     """
 
     __slots__ = ()
 
     def __call__(self, gone: Any = None) -> Any:  # noqa: D102
-        return super().__call__() if gone is None else _finalize(weakref.finalize.__call__, self)
+        if gone is None or self._shutdown:  # type: ignore[attr-defined]  # the interpreter takes this module apart
+            return super().__call__()
+        return _finalize(weakref.finalize.__call__, self)
 
 
 def _finalize(function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:

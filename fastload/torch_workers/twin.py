@@ -5,10 +5,12 @@ from __future__ import annotations
 import copy
 import threading
 from types import BuiltinFunctionType, FunctionType, MethodType, ModuleType
-from typing import TYPE_CHECKING, Any, Final, TypeVar
+from typing import TYPE_CHECKING, Any, Final, TypeVar, cast
 
 import numpy as np
 import torch
+
+from fastload.torch_workers.view import without_del
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -27,7 +29,7 @@ _PLAIN: Final = frozenset({int, float, bool, str, bytes, type(None), FunctionTyp
 
 def twin_of(loader: AnyLoader, **changes: Any) -> AnyLoader:
     """Copy ``loader`` with ``changes``: the same dataset and sampler, but separate workers, statistics and place."""
-    twin = object.__new__(type(loader))
+    twin: AnyLoader = object.__new__(without_del(cast("Any", type(loader))))
     vars(twin).update(vars(loader))
     vars(twin).pop("_state", None)  # of a FastLoader
     vars(twin).update(changes, _iterator=None)

@@ -28,7 +28,8 @@ from fastload.nvtx.stages import stage
 from fastload.pipeline.installed.patches import imported
 from fastload.randomness.by_sample import SeededByIndex
 from fastload.route import decide
-from fastload.torch_workers.processes import restart_workers, start_frozen
+from fastload.torch_workers.processes import start_frozen
+from fastload.torch_workers.view import torchs_iterator
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -120,8 +121,11 @@ class Collate:
             missed: Why it is in no slot.
             needs: Bytes of a slot in which it would be.
         """
+        if not unfilled.are_known():
+            data = self.collate_fn(samples) if data is None else data
+            return HostBatch(data, worker, self.receiver, missed=missed, needs=needs)
         filled = Filled()
-        if data is None and unfilled.are_known() and sends_files() and stacks_into(self.collate_fn):
+        if data is None and sends_files() and stacks_into(self.collate_fn):
             data = collate_into_files(samples, filled)
         elif data is None:
             data = self.collate_fn(samples)
@@ -141,13 +145,14 @@ def _is_pinned(data: Any) -> bool:
 
 def route_of(loader: LoaderConfig[Any]) -> Route:
     """Decide what makes an epoch of ``loader`` that starts now."""
-    return decide(loader, state_of(loader).checks, _prepare_lazy_images)
+    state = state_of(loader)
+    return decide(loader, state.checks, _prepare_lazy_images, state.makes_own(loader))
 
 
 def _prepare_lazy_images() -> bool:
     if not _may_be_lazy():
         return False
-    from fastload.deferred import functions, stacks  # noqa: F401 - forked workers inherit what is imported here
+    from fastload.deferred import functions  # noqa: F401 - forked workers inherit what is imported here
     from fastload.lazy import images as lazy_images
 
     return lazy_images.prepare()
@@ -181,23 +186,20 @@ def install_lazy_images(deferred: bool) -> Deferral | None:
 
 
 def _deferral() -> Deferral | None:
-    from fastload.deferred import functions, memory, stacks
+    from fastload.deferred import functions, memory
 
     if not memory.guard_pages():
         return None
-    stacks.install()
     functions.let_faults_through()
     return functions.Deferral()
 
 
 def start_epoch(view: DataLoader[Any], resumption: Resumption | None = None) -> Iterator[Any]:
-    """Start torch's own iterator, or resume one; with persistent workers, reset the existing one."""
+    """Start torch's own iterator, or resume one."""
     seeded = view.dataset if isinstance(view.dataset, SeededByIndex) else None
-    former: Any = view._iterator
-    if former is not None:
-        restart_workers(former, lambda: iter(view))
-        return former  # type: ignore[no-any-return]
-    make = functools.partial(start_frozen, lambda: iter(view)) if view.num_workers else lambda: iter(view)
+    make = functools.partial(torchs_iterator, view)
+    if view.num_workers:
+        make = functools.partial(start_frozen, make)
     iterator: Any = start_iterator(view, resumption, make)
     if seeded is not None and not view.num_workers:
         seeded.run_here(iterator._base_seed)

@@ -487,7 +487,7 @@ def test_a_process_is_forked_when_a_sample_needs_it_and_by_the_loaders_own_threa
             for _ in range(3):
                 assert len(list(loader)) == 6
             assert started == [threading.main_thread()] * wanted
-            iter(loader).close()
+            iter(loader)._shutdown_workers()
             assert len(started) == (4 if wanted == 3 else 1)  # where some are known to come, when torch would fork
 
 
@@ -701,7 +701,7 @@ def test_who_waits_for_a_batch_hears_that_the_loader_was_closed(tmp_path, folder
         consumer.start()
         waits.wait(30)
         time.sleep(0.05)
-        iterator.close()
+        iterator._shutdown_workers()
         consumer.join(60)
     assert errors == ["the FastLoader of this iterator was closed"]
 
@@ -772,10 +772,10 @@ def test_an_interrupt_anywhere_in_close_leaves_nothing(tmp_path):
         return iterator
 
     def check(iterator, interrupted):
-        iterator.close()
+        iterator._shutdown_workers()
         assert not iterator.decode_pipeline._thread.is_alive()
 
-    assert interrupted_at_every_opcode(make, lambda iterator: iterator.close(), check, stride=17) > 20
+    assert interrupted_at_every_opcode(make, lambda iterator: iterator._shutdown_workers(), check, stride=17) > 20
 
 
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")

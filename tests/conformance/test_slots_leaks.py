@@ -85,7 +85,7 @@ def until_it_fails(loader, error, match):
     with pytest.raises(error, match=match) as caught:
         for _ in iterator:
             pass
-    iterator.close()
+    iterator._shutdown_workers()
     caught.value.__traceback__ = None
 
 

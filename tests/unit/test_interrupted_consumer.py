@@ -146,12 +146,12 @@ def test_closing_an_iterator(monkeypatch):
         return iterator
 
     def check(iterator, interrupted):
-        closes_promptly(iterator.close)
+        closes_promptly(iterator._shutdown_workers)
         assert iterator.is_closed
         assert loaders[0]._state._before["copied"] == iterator.transfer.batches  # once
         loaders[0].close()
 
-    assert interrupted_at_every_opcode(make, lambda iterator: iterator.close(), check) > 100
+    assert interrupted_at_every_opcode(make, lambda iterator: iterator._shutdown_workers(), check) > 100
 
 
 def test_asking_for_the_next_batch(monkeypatch):

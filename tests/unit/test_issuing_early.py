@@ -182,7 +182,7 @@ def test_a_batch_does_not_wait_until_there_is_room_for_the_next(device, dataset,
         step.ended = True
     next(iterator)
     assert [number for kind, number in decoder.asked if kind == "to"][:5] == [0, 1, 2, 3, 4]
-    iterator.close()
+    iterator._shutdown_workers()
 
 
 def test_a_batch_that_cannot_be_collated_fails_in_its_turn(device, dataset, monkeypatch):
@@ -362,7 +362,7 @@ def test_a_batchs_memory_is_free_once_the_loop_has_dropped_it(device, dataset, m
         next(iterator)
         wait_for(lambda: sum(tensor() is not None for tensor in on_device) <= 1)
     assert len(early) > 4
-    iterator.close()
+    iterator._shutdown_workers()
     del iterator
     gc.collect()
     assert [tensor for tensor in on_device if tensor() is not None] == []

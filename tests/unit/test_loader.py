@@ -127,7 +127,7 @@ def test_a_persistent_iterator_that_was_closed_is_replaced(monkeypatch, backend)
     with BACKENDS[backend].loader(Numbers(4), num_workers=1, persistent_workers=True) as loader:
         closed = iter(loader)
         next(closed)
-        closed.close()
+        closed._shutdown_workers()
         with pytest.raises(RuntimeError, match="was closed"):
             next(closed)
         again = iter(loader)
@@ -141,10 +141,10 @@ def test_an_attribute_that_torchs_iterator_lacks_is_named_with_ours():
     iterator = iter(FastLoader(Numbers(2), device="cpu", dtype=torch.float32))
     with pytest.raises(AttributeError, match="no_such_thing"):
         _ = iterator.no_such_thing
-    iterator.close()
+    iterator._shutdown_workers()
     with pytest.raises(AttributeError, match="'TorchDeviceIterator' object has no attribute '_num_yielded'"):
         _ = iterator._num_yielded
-    iterator.close()
+    iterator._shutdown_workers()
 
 
 def test_a_closed_loader_says_what_to_do():
@@ -182,7 +182,7 @@ def test_the_end_of_an_iterator_ends_its_copy_thread(cuda):
     next(iterator)
     thread = next(thread for thread in threading.enumerate() if thread.name == "fastload-copy-scheduler")
     assert thread.daemon
-    iterator.close()
+    iterator._shutdown_workers()
     assert not thread.is_alive()
 
 

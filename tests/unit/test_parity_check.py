@@ -192,7 +192,7 @@ def test_a_file_without_an_end_is_left_to_its_own_turn(files, tmp_path):
     iterator._timeout = 0.3
     with pytest.raises(RuntimeError, match=r"timed out after 0\.3 seconds"):
         next(iterator)
-    iterator.close()
+    iterator._shutdown_workers()
 
 
 def test_a_sample_that_the_core_refuses_is_its_batchs_error(files):

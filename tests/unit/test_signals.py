@@ -12,6 +12,7 @@ import signal
 import sys
 import threading
 import time
+import weakref
 
 import pytest
 from interrupts import interrupted_at_every_opcode
@@ -452,3 +453,14 @@ def test_a_finalizer_within_a_block_leaves_signals_to_that():
         held.clear()
         log.append("after the finalizer")
     assert log == ["after the finalizer"]
+
+
+def test_what_lives_until_the_interpreter_takes_modules_apart_is_not_finalized(monkeypatch):
+    held, called, ignored = type("Held", (), {})(), [], []
+    Finalizer(held, called.append, 1).atexit = False
+    monkeypatch.setattr(sys, "unraisablehook", ignored.append)
+    monkeypatch.setattr(weakref.finalize, "_shutdown", True)  # as after its own call at exit
+    for name in ("weakref", "_finalize"):
+        monkeypatch.setattr(signals, name, None)
+    del held
+    assert (called, ignored) == ([], [])

@@ -389,8 +389,8 @@ def test_a_number_of_workers_that_is_auto_is_the_same_for_torch(root, monkeypatc
     used = []
 
     class Noted(FastLoader):
-        def __iter__(self):
-            iterator = super().__iter__()
+        def _iterate(self):
+            iterator = super()._iterate()
             used.append(int(self.num_workers))
             return iterator
 

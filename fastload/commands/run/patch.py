@@ -6,6 +6,7 @@ import functools
 import inspect
 import json
 from abc import ABCMeta
+from collections.abc import Generator
 from dataclasses import fields
 from types import FunctionType
 from typing import TYPE_CHECKING, Any, Final
@@ -14,6 +15,7 @@ import torch
 from torch.utils.data.dataloader import _BaseDataLoaderIter
 
 from fastload.commands.run.stateful import OwnDeviceIterator, device_of, keeps_own_state
+from fastload.iterators import Reset
 from fastload.loader import FastLoader
 from fastload.loader_state import state_of
 from fastload.nvtx.patching import holders
@@ -25,9 +27,9 @@ from fastload.workers.start import route_of
 from fastload.workers.worker import setup_of
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable, Iterator, Mapping
 
-    _Iterate = Callable[[Any], Any]
+    _Iterate = Callable[..., Any]
 
 TorchDataLoader: Final[type[Any]] = LoaderConfig.__bases__[0]
 
@@ -40,7 +42,7 @@ _MEMORY_FORMATS: Final = {
 _AS_TORCH: Final = {"engine": "torch", "device": "cpu"}
 
 _stand_in: type[FastLoader[Any]] | None = None
-_listeners: list[Callable[[_Iterate], _Iterate]] = []  # wrappers of the loaders' __iter__
+_listeners: list[Callable[[_Iterate], _Iterate]] = []  # wrappers of what begins the loaders' iterations
 
 
 def install(
@@ -72,7 +74,7 @@ def install(
             _listeners.append(window.listening)
         if explain:
             _listeners.append(LoaderLog(users_of=functools.partial(_modules_with, _stand_in)).listening)
-        FastLoader.__iter__ = _with_listeners(FastLoader.__iter__)  # type: ignore[method-assign]
+        FastLoader._begin = _with_listeners(FastLoader._begin)  # type: ignore[method-assign]
         for module, name in holders(TorchDataLoader, besides="fastload"):
             setattr(module, name, _stand_in)
     return _stand_in
@@ -130,9 +132,10 @@ def _make_stand_in() -> type[FastLoader[Any]]:
 
         def __init_subclass__(cls, **more: Any) -> None:
             super().__init_subclass__(**more)
-            if "__iter__" in vars(cls) and not inspect.isgeneratorfunction(cls.__iter__):
-                cls.__iter__ = _followed(cls.__iter__)  # type: ignore[method-assign]
-                if keeps_own_state(cls):
+            if "__iter__" in vars(cls):
+                generates = inspect.isgeneratorfunction(cls.__iter__)
+                cls.__iter__ = (_noted if generates else _followed)(cls.__iter__)  # type: ignore[method-assign]
+                if not generates and keeps_own_state(cls):
                     cls.copies_own_batches = True
 
         @classmethod
@@ -146,7 +149,7 @@ def _make_stand_in() -> type[FastLoader[Any]]:
 
 
 def _with_listeners(iterate: _Iterate) -> _Iterate:
-    """Wrap an ``__iter__`` with all listeners."""
+    """Wrap what begins iterations with all listeners."""
     return functools.reduce(lambda wrapped, listening: listening(wrapped), _listeners, iterate)
 
 
@@ -166,12 +169,16 @@ def _followed(own: _Iterate) -> _Iterate:
         if counters is not None and loader.num_workers:
             loader.worker_init_fn = setup_of(loader, route_of(loader), counters)
         first_call = loader.worker_init_fn
+        state.is_followed = True
         try:
             iterator = own(loader)
         finally:
+            state.is_followed = False
             loader.worker_init_fn = given
-        if state.begun != begun or not isinstance(iterator, _BaseDataLoaderIter):
+        is_torchs = isinstance(iterator, _BaseDataLoaderIter) and not isinstance(vars(iterator).get("_reset"), Reset)
+        if state.begun != begun or not is_torchs:
             return iterator
+        state.is_passed_by = not has_own_iterator(loader)
         first_called = not loader.num_workers or vars(iterator).get("_worker_init_fn") is first_call
         state.live.add(iterator)
         if (device := device_of(loader)) is not None:
@@ -179,11 +186,52 @@ def _followed(own: _Iterate) -> _Iterate:
             return _with_listeners(lambda _: on_device)(loader)
         if isinstance(next_data := vars(iterator).get("_next_data"), NextData):  # its workers persist
             next_data.meter.begin_epoch()
-        elif counters is not None and first_called:
-            state.measure(iterator, measure(iterator, Meter(counters, loader.batch_size)))
+        else:
+            shared = counters if first_called else None
+            state.measure(iterator, measure(iterator, Meter(shared, loader.batch_size)))
         return _with_listeners(lambda _: iterator)(loader)
 
     return iterate
+
+
+def _noted(own: _Iterate) -> _Iterate:
+    """Wrap a subclass's own ``__iter__`` that is a generator, whose batches may come from iterators that it makes."""
+
+    @functools.wraps(own)
+    def iterate(loader: Any) -> Generator[Any, Any, Any]:
+        return (yield from _Noted(loader, own(loader)))
+
+    return iterate
+
+
+class _Noted(Generator[Any, Any, Any]):
+    """Batches of a subclass's own generator.
+
+    If it has not asked for an iterator by its first batch, it is passed to the listeners.
+    """
+
+    def __init__(self, loader: Any, batches: Generator[Any, Any, Any]) -> None:
+        self._loader = loader
+        self._batches = batches
+        self._rest: Iterator[Any] | None = None  # from the second batch on
+
+    def send(self, value: Any) -> Any:
+        if self._rest is not None and value is None:
+            return next(self._rest)
+        batch = self._batches.send(value)
+        if self._rest is None:
+            self._rest = self._batches
+            loader, state = self._loader, state_of(self._loader)
+            if has_own_iterator(loader) or not state.begun:
+                state.is_passed_by = not has_own_iterator(loader)
+                self._rest = _with_listeners(lambda _: self._batches)(loader)
+        return batch
+
+    def throw(self, *error: Any) -> Any:
+        return self._batches.throw(*error)
+
+    def close(self) -> None:
+        self._batches.close()
 
 
 def _copy_of(function: Any) -> Any:

@@ -69,6 +69,9 @@ class OwnDeviceIterator(DeviceIterator):
         state.take_in(transfer, scheduler)
         state.live.add(self)
 
+    def _restart(self, loader: Any) -> None:
+        self._host._reset(loader)
+
     def _take(self, host: Any) -> tuple[Any, int | None, tuple[tuple[str, float], ...], int]:
         with stage("wait", self._number):
             batch = HostBatch(next(host), 0, self.scheduler.key)

@@ -334,15 +334,15 @@ class CaptureFromEnvironment:
             taken, self._taken = self._taken, True
             return not taken
 
-    def listening(self, iterate: Callable[[Any], Iterator[Any]]) -> Callable[[Any], Iterator[Any]]:
-        """Wrap a loader class's ``__iter__``."""
+    def listening(self, iterate: Callable[..., Iterator[Any]]) -> Callable[..., Iterator[Any]]:
+        """Wrap what begins a loader's iterations."""
 
         @functools.wraps(iterate)
-        def iterate_and_capture(loader: Any) -> Iterator[Any]:
+        def iterate_and_capture(loader: Any, *given: Any) -> Iterator[Any]:
             known, window = self._windows.get(id(loader), (None, None))
             if window is None or known is None or known() is not loader:
                 if self._taken or get_worker_info() is not None:
-                    return iterate(loader)
+                    return iterate(loader, *given)
                 if window is not None:
                     self._replaced = max(self._replaced, window.seen)
                 window = self._new_window()
@@ -350,8 +350,8 @@ class CaptureFromEnvironment:
                     window.reporting = weakref.ref(loader)
                 self._windows[id(loader)] = (weakref.ref(loader), window)
             if window.is_over:
-                return iter(()) if window.afterwards == "end" else iterate(loader)
-            return CaptureIterator(loader, iterate(loader), window)
+                return iter(()) if window.afterwards == "end" else iterate(loader, *given)
+            return CaptureIterator(loader, iterate(loader, *given), window)
 
         return iterate_and_capture
 

@@ -131,7 +131,7 @@ def make_plan(loader: LoaderConfig[Any], route: Route, stats: Stats) -> Plan:
     fetch = Step("fetch", place, f"{reads} of {type(loader.dataset).__name__}, unchanged{lazy}{_seeded(loader)}")
     of_dataset = _UNCHANGED if around is None else "decode threads of this process make no batches: "
     notes = [*(f"{of_dataset}{reason}" for reason in route.reasons), *_old_index(loader.dataset)]
-    if is_lazy and loader.deferred:
+    if is_lazy and route.is_deferred:
         notes.append(_deferred(loader, route, stats))
     if around is not None:
         threads = f"{place}, a decode thread each" if workers else f"{cores_for_loading()} decode threads, in next()"

@@ -39,6 +39,7 @@ class Route:
         recipe: How samples are made natively; ``None`` if the dataset makes them.
         reasons: Why the dataset makes them, or workers instead of decode threads.
         is_lazy: Whether Pillow's images are lazy in worker processes.
+        is_deferred: Whether tensors that torchvision makes of them are deferred.
         no_slots: Why workers do not write into pinned slots; ``None`` if they do.
         not_on_gpu: Why decode threads, or workers of lazy images, decode every image; ``None`` if the GPU can decode
             some.
@@ -50,6 +51,7 @@ class Route:
     recipe: Recipe | None = None
     reasons: tuple[str, ...] = ()
     is_lazy: bool = False
+    is_deferred: bool = False
     no_slots: str | None = None
     not_on_gpu: str | None = None
 
@@ -106,12 +108,13 @@ def decide(loader: LoaderConfig[Any], outcomes: Outcomes, prepare_lazy_images: C
         maker = "workers" if around else "python"
         recipe = None if maker == "python" else recipe
     is_lazy = loader.engine != "torch" and bool(loader.num_workers) and not own and prepare_lazy_images()
+    is_deferred = is_lazy and loader.deferred and "torchvision" in sys.modules
     no_slots = no_slots_because(loader, device)
     if is_lazy and recipe is None:
         not_on_gpu = _not_on_gpu(loader, None, device)
     if maker == "next":
         no_slots = no_slots or "the main process makes the samples"
-    return Route(maker, device, is_plain, recipe, reasons, is_lazy, no_slots, not_on_gpu)
+    return Route(maker, device, is_plain, recipe, reasons, is_lazy, is_deferred, no_slots, not_on_gpu)
 
 
 def _running(loader: LoaderConfig[Any], device: torch.device) -> Recipe | None:

@@ -16,23 +16,22 @@ import io
 import math
 import sys
 import warnings
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Final, cast
 
 from PIL import Image, ImageFile, ImageFilter
 from PIL.JpegImagePlugin import JpegImageFile
 
 from fastload import _core
-from fastload.lazy import functions as lazy_functions
 from fastload.lazy.pixels import ByPillow, File, Levels, Pending
 from fastload.pipeline.installed.decodes import calibrate
-from fastload.pipeline.installed.steps import REFERENCES, differing_step
+from fastload.pipeline.installed.patches import imported
 from fastload.pipeline.nodes import FILTERS, SAMPLINGS
 from fastload.stats.stack_sampler import register_codec
 
 if TYPE_CHECKING:
     from collections.abc import Callable
-    from types import CodeType
+    from types import CodeType, ModuleType
 
     from fastload.pipeline.nodes import Node
 
@@ -72,12 +71,14 @@ class _Known:
         filters: The core's filters with Pillow's bits.
         pass_rule: The core's rule for the order of a resize's passes.
         keeps_info: Whether the result has the image's ``info``, by each kind of step with Pillow's bits.
+        functions: ``lazy/functions.py``; ``None`` without torchvision. There are no steps then.
     """
 
     originals: dict[str, Any]
     filters: frozenset[str]
     pass_rule: str
     keeps_info: dict[str, bool]
+    functions: ModuleType | None = None
 
 
 _known: _Known
@@ -320,12 +321,11 @@ def _is_unchanged(image: Any, copy: Image.Image) -> bool:
     return getattr(image, "_im", None) is copy._im
 
 
-def _array_interface(self: Image.Image) -> dict[str, Any]:
-    im: Any = self._im
-    if type(im) is not Pending:
-        return cast("dict[str, Any]", _known.originals["array"].fget(self))
-    width, height = im.size
-    return {"version": 3, "shape": (height, width, 3), "typestr": "|u1", "data": im.pixels().tobytes()}
+def _tobytes(self: Image.Image, encoder_name: str = "raw", *arguments: Any) -> bytes:
+    pending = _pending(self) if type(encoder_name) is str and encoder_name == "raw" and not arguments else None
+    if pending is None:
+        return cast("bytes", _known.originals["tobytes"](self, encoder_name, *arguments))
+    return pending.tobytes()
 
 
 def _open_first(self: JpegImageFile) -> None:
@@ -338,7 +338,8 @@ def _open_first(self: JpegImageFile) -> None:
     if all(found[name] in (former[name], method) for name, (_, _, method) in _METHODS.items()):
         for name, (cls, attribute, method) in _METHODS.items():
             setattr(cls, attribute, _known.originals[name] if name == "open" else method)
-        lazy_functions.install(_changed, _as_it_is, _is_unchanged)
+        if _known.functions is not None:
+            _known.functions.install(_changed, _as_it_is, _is_unchanged)
         _also()
     _known.originals["open"](self)
 
@@ -348,7 +349,7 @@ _METHODS: Final[dict[str, tuple[type, str, Any]]] = {
     "load_file": (ImageFile.ImageFile, "load", _load_file),
     "load": (Image.Image, "load", _load),
     "im": (Image.Image, "im", property(_im, lambda self, im: setattr(self, "_im", im))),
-    "array": (Image.Image, "__array_interface__", property(_array_interface)),
+    "tobytes": (Image.Image, "tobytes", _tobytes),
     "__copy__": (Image.Image, "__copy__", _copy),
     "copy": (Image.Image, "copy", _copy),
     "convert": (Image.Image, "convert", _convert),
@@ -390,11 +391,15 @@ def prepare() -> bool:
     global _known
     if "_known" not in globals():
         found = {name: vars(cls).get(attribute) for name, (cls, attribute, _) in _METHODS.items()}
-        plain = isinstance(found["im"], property) and isinstance(found["array"], property)
+        plain = isinstance(found["im"], property)
         calibration = calibrate()
         if not plain or any(map(_is_patched, found.values())) or not calibration.subsamplings:
             return False
-        _known = _Known(found, calibration.filters, calibration.pass_rule or "horizontal_first", _exact_steps())
+        _known = _Known(found, calibration.filters, calibration.pass_rule or "horizontal_first", {})
+    if _known.functions is None and imported("torchvision") is not None:
+        from fastload.lazy import functions
+
+        _known = replace(_known, keeps_info=_exact_steps(), functions=functions)
     return True
 
 
@@ -423,9 +428,10 @@ def uninstall() -> None:
     Those that are lazy stay so until their pixels are used.
     """
     for name, (cls, attribute, _) in _METHODS.items():
-        if name not in ("im", "array"):
+        if name != "im":
             setattr(cls, attribute, _known.originals[name])
-    lazy_functions.uninstall()
+    if _known.functions is not None:
+        _known.functions.uninstall()
 
 
 def _give_up() -> None:
@@ -440,6 +446,8 @@ def _give_up() -> None:
 
 def _exact_steps() -> dict[str, bool]:
     """Find the steps with Pillow's bits, and whether they keep an image's ``info``."""
+    from fastload.pipeline.installed.steps import REFERENCES, differing_step  # imports torchvision
+
     differing = {kind for kind, fields in _EXAMPLES if differing_step([(kind, fields)]) is not None}
     probe = Image.new("RGB", (3, 2))
     probe.info["kept"] = True

@@ -11,7 +11,6 @@ from PIL import Image
 from PIL.JpegImagePlugin import JpegImageFile
 
 from fastload import _core
-from fastload.pipeline.installed.steps import REFERENCES
 from fastload.pipeline.nodes import FILTERS
 from fastload.stats.stack_sampler import register_codec
 
@@ -69,9 +68,9 @@ class File:
         """Whether the core's bits were Pillow's so far, often enough."""
         return not self._pillow.differs and not self._pillow.comparisons
 
-    def part(self, pending: Pending) -> NDArray[np.uint8]:
-        """Decode a part, ``(H, W, 3)``."""
-        pixels = None if self._pillow.differs else self._native(pending)
+    def part(self, pending: Pending, out: NDArray[np.uint8] | None = None) -> NDArray[np.uint8]:
+        """Decode a part, ``(H, W, 3)``: into ``out``, which is returned then, or elsewhere."""
+        pixels = None if self._pillow.differs else self._native(pending, out)
         if pixels is None:
             return pending.by_pillow(self._by_pillow())
         if self._pillow.comparisons > 0:
@@ -83,11 +82,11 @@ class File:
                 return expected
         return pixels
 
-    def _native(self, pending: Pending) -> NDArray[np.uint8] | None:
+    def _native(self, pending: Pending, out: NDArray[np.uint8] | None = None) -> NDArray[np.uint8] | None:
         """Make a part natively; ``None`` if the core does not decode this file."""
         self._parts += 1
         if self._whole is None and self._parts <= PARTS_MAX:
-            pixels = self._decoded(pending)
+            pixels = self._decoded(pending, out)
         else:
             if self._whole is None:
                 self._whole = self._decoded(Pending(self, (0, 0, *self.size)))
@@ -96,13 +95,13 @@ class File:
             return None
         return pixels
 
-    def _decoded(self, pending: Pending) -> NDArray[np.uint8] | None:
+    def _decoded(self, pending: Pending, out: NDArray[np.uint8] | None = None) -> NDArray[np.uint8] | None:
         width, height = pending.size
-        pixels = np.empty((1, height, width, 3), np.uint8)
+        pixels = np.empty((height, width, 3), np.uint8) if out is None else out
         outcome = _core.decode(
-            self.data, pixels, pending.geometry(), filter=pending.filter, pass_rule=self._pillow.pass_rule
+            self.data, pixels[None], pending.geometry(), filter=pending.filter, pass_rule=self._pillow.pass_rule
         )
-        return pixels[0] if outcome[0] == "ok" else None
+        return pixels if outcome[0] == "ok" else None
 
     def _by_pillow(self) -> Any:
         """Decode the whole image by Pillow."""
@@ -117,7 +116,7 @@ class Levels(File):
     is_decoded = True
     is_trusted = True
 
-    def part(self, pending: Pending) -> NDArray[np.uint8]:  # noqa: D102
+    def part(self, pending: Pending, out: NDArray[np.uint8] | None = None) -> NDArray[np.uint8]:  # noqa: D102
         width, height = self.size
         return pending.of(np.frombuffer(self.data, np.uint8).reshape(height, width, 3), self.pass_rule)
 
@@ -146,6 +145,7 @@ class Pending:
     flipped: bool = False
     steps: tuple[Node, ...] = ()
     _pixels: NDArray[np.uint8] | None = field(default=None, init=False)
+    _gave_bytes: bool = field(default=False, init=False)
 
     mode: ClassVar = "RGB"
     readonly: ClassVar = 0
@@ -205,6 +205,20 @@ class Pending:
             self._pixels = self.file.part(self)
         return self._pixels
 
+    def tobytes(self) -> bytes:
+        """Make the pixels as new bytes, which an array may take for its memory.
+
+        They are not kept, because users can write to them (``torch.from_numpy``).
+        """
+        if self._pixels is not None or self._gave_bytes:
+            return self.pixels().tobytes()
+        self._gave_bytes = True
+        width, height = self.size
+        made, room = _core.unfilled_bytes(3 * width * height)
+        out = room.reshape(height, width, 3)
+        pixels = self.file.part(self, out)
+        return made if pixels is out else pixels.tobytes()
+
     def core(self) -> Any:
         """Make a core image of Pillow's."""
         pixels = self.pixels()
@@ -256,6 +270,8 @@ class Pending:
         if self.flipped:
             core = core.transpose(Image.Transpose.FLIP_TOP_BOTTOM)
         image = Image.Image()._new(core)
+        if self.steps:
+            from fastload.pipeline.installed.steps import REFERENCES  # imports torchvision, which made the steps
         for kind, fields in self.steps:
             image = REFERENCES[kind](image, **fields)
         return np.array(image)

@@ -147,16 +147,20 @@ def route_of(loader: LoaderConfig[Any]) -> Route:
 def _prepare_lazy_images() -> bool:
     if not _may_be_lazy():
         return False
-    from fastload.deferred import functions, stacks  # noqa: F401 - forked workers inherit what is imported here
     from fastload.lazy import images as lazy_images
 
+    if _has_torchvision():
+        from fastload.deferred import functions, stacks  # noqa: F401 - forked workers inherit what is imported here
     return lazy_images.prepare()
 
 
 def _may_be_lazy() -> bool:
-    # Importing torchvision just for this would delay the first batch by a second.
-    used = all(imported(name) is not None for name in ("PIL.Image", "torchvision"))
-    return used and importlib.util.find_spec("fastload._core") is not None
+    return imported("PIL.Image") is not None and importlib.util.find_spec("fastload._core") is not None
+
+
+def _has_torchvision() -> bool:
+    # Importing it just for lazy images would delay the first batch by a second.
+    return imported("torchvision") is not None
 
 
 def install_lazy_images(deferred: bool) -> Deferral | None:
@@ -172,7 +176,7 @@ def install_lazy_images(deferred: bool) -> Deferral | None:
         return None
     from fastload.lazy import images as lazy_images
 
-    deferral = _deferral() if deferred else None
+    deferral = _deferral() if deferred and _has_torchvision() else None
     is_lazy = lazy_images.install(*() if deferral is None else (deferral.install,))
     return deferral if is_lazy else None
 

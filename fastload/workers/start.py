@@ -141,7 +141,7 @@ def _is_pinned(data: Any) -> bool:
 
 def route_of(loader: LoaderConfig[Any]) -> Route:
     """Decide what makes an epoch of ``loader`` that starts now."""
-    return decide(loader, state_of(loader).checks, _prepare_lazy_images)
+    return decide(loader, state_of(loader).checks, _prepare_lazy_images, _decodes_for_opencv)
 
 
 def _prepare_lazy_images() -> bool:
@@ -156,6 +156,22 @@ def _prepare_lazy_images() -> bool:
 
 def _may_be_lazy() -> bool:
     return imported("PIL.Image") is not None and importlib.util.find_spec("fastload._core") is not None
+
+
+def _decodes_for_opencv() -> bool:
+    if imported("cv2") is None or importlib.util.find_spec("fastload._core") is None:
+        return False
+    from fastload.lazy import opencv  # which forked workers inherit
+
+    return opencv.is_used()
+
+
+def decode_for_opencv() -> None:
+    """Decode natively what OpenCV reads in this worker process."""
+    if _decodes_for_opencv():
+        from fastload.lazy import opencv
+
+        opencv.install()
 
 
 def _has_torchvision() -> bool:

@@ -139,12 +139,20 @@ class Rank:
             os.kill(worker, number)
 
 
+def bind(rank: int, cores: int) -> None:
+    """Let this process use ``cores`` of its own, of those that it may use; of fewer, some are others', too."""
+    usable = sorted(os.sched_getaffinity(0))
+    own = {usable[place % len(usable)] for place in range(rank * cores, (rank + 1) * cores)}
+    os.sched_setaffinity(0, own)
+
+
 def main() -> None:
     """Run as a program."""
     folder = Path(sys.argv[1])
     plan = SimpleNamespace(**json.loads((folder / "plan.json").read_text()))
     rank, on_gpu = int(os.environ["RANK"]), plan.job["device"] == "cuda"
     device = torch.device("cuda", int(os.environ["LOCAL_RANK"])) if on_gpu else torch.device("cpu")
+    bind(rank, plan.cores)  # before CUDA begins threads
     if on_gpu:
         torch.cuda.set_device(device)
         torch.backends.cudnn.benchmark = True

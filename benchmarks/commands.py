@@ -217,12 +217,11 @@ BENCHMARKS: Final[Table] = {
         "one GPU and several, under torchrun, beside torch",
         number("--processes", "such as 1,2 (default: 1,2,4, as far as there are GPUs)", kind=numbers),
         model(Sized("resnet50", TINY)),
-        number("--threads", "threads of each process (default: its share of the cores, at most 16)"),
         number("--batch-size", "images per batch and process", Sized(256, 8)),
         number("--repeats", "turns of each loader", Sized(5, 2)),
         number("--seconds", "length of each turn, about", Sized(2.0, 0.1), positive),
         number("--row-seconds", "length of all turns of a number of processes, about: shortens turns", kind=positive),
-        number("--cores", "cores of all processes together (default: all that this one may use)"),
+        number("--cores", "cores and threads of each process (default: its share of all; at most 16 threads)"),
         option("--contenders", metavar="A,B", default="torch-pinned,fastload", help="loaders (default: %(default)s)"),
     ),
     "objectstore": _benchmark(

@@ -1,8 +1,8 @@
 """Measure training on one GPU and on several, one process each: ``python -m benchmarks multigpu``.
 
 Started by torchrun (``torch.distributed.run``), with DistributedDataParallel and a DistributedSampler, bf16 autocast.
-Every process has as many threads, or workers, as there are cores for it, 16 at most; ``--cores`` limits those of all
-processes together. The loaders, and the step with its data on the GPU already, have their turns in the same processes,
+Every process is bound to its share of the cores, or to ``--cores`` of its own, and has as many threads, or workers, 16
+at most. The loaders, and the step with its data on the GPU already, have their turns in the same processes,
 once the index knows the images; torch's workers stand still while another has its turn.
 The figure of a turn is that of the slowest process. Runs with more and more processes are started together, so that
 imports are waited for once, and measure one after another.
@@ -161,19 +161,9 @@ def _show(points: Sequence[Mapping[str, Any]]) -> None:
         )
 
 
-def _limit(cores: int | None) -> None:
-    """Restrict this process, and all that it starts, to so many cores, if any."""
-    if cores is None:
-        return
-    if not 1 <= cores <= usable_cpus():
-        raise UsageError(f"--cores must be from 1 to {usable_cpus()}, the cores that this process may use, got {cores}")
-    os.sched_setaffinity(0, sorted(os.sched_getaffinity(0))[:cores])
-
-
 def main(args: argparse.Namespace) -> int:
     """Run ``python -m benchmarks multigpu``."""
     gpus = torch.cuda.device_count() if torch.cuda.is_available() else 0
-    _limit(args.cores)
     contenders = tuple(args.contenders.split(","))
     check_names("--contenders", contenders, (TORCH, *DECODE))
     check_model(args.model)
@@ -190,14 +180,18 @@ def main(args: argparse.Namespace) -> int:
     loaded = {"batch_size": args.batch_size, "device": "cuda" if gpus else "cpu"}
     plans = {}
     for processes in sorted(counts):
-        threads = args.threads or max(1, min(THREADS_MAX, usable_cpus() // processes))
-        job = Job(data=folder, threads=threads, **loaded)
-        plans[processes] = {"job": job.record(), "contenders": contenders, **turn}
+        cores = args.cores or max(1, usable_cpus() // processes)
+        if not 1 <= cores * processes <= max(processes, usable_cpus()):
+            raise UsageError(
+                f"--cores must be from 1 to {usable_cpus() // processes} with {processes} processes, got {cores}"
+            )
+        job = Job(data=folder, threads=min(THREADS_MAX, cores), **loaded)
+        plans[processes] = {"job": job.record(), "cores": cores, "contenders": contenders, **turn}
     record = {
         "benchmark": "multigpu",
         "environment": environment(),
         "dataset": described,
-        "parameters": {"quick": args.quick, "cores": usable_cpus(), **turn, **loaded},
+        "parameters": {"quick": args.quick, "cores": args.cores or usable_cpus(), **turn, **loaded},
         "contenders": {name: {"title": CONTENDERS[name].title} for name in (*contenders, CEILING)},
     }
 

@@ -45,7 +45,7 @@ def apply_steps(
 class ImageProgram:
     def __init__(
         self,
-        data: bytes,
+        data: Buffer,
         geometry: _Geometry | Sequence[int],
         filter: str = "bilinear",
         steps: Sequence[tuple[str, dict[str, Any]]] = (),

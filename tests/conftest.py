@@ -65,11 +65,18 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 
 def pytest_collection_finish() -> None:
-    """Freeze imported objects, so that later garbage collections and forked processes skip them."""
-    gc.collect()
-    gc.freeze()
+    memory.read_sources()
+    memory.freeze()
     gc.enable()
     memory.into_huge_pages()
+
+
+@pytest.hookimpl(wrapper=True, tryfirst=True)
+def pytest_runtest_protocol(item: pytest.Item, nextitem: pytest.Item | None) -> Any:
+    handled = yield
+    if nextitem is not None and nextitem.path != item.path:
+        memory.freeze()  # what this file's tests have imported, too
+    return handled
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:

@@ -33,8 +33,7 @@ def pending(data: bytes, size: tuple[int, int], seed: int = 0, side: int = SIDE,
 
 def of_levels(pixels: np.ndarray[Any, Any], box: tuple[int, int, int, int], **more: Any) -> Pending:
     """A box of pixels ``(H, W, 3)`` that are made."""
-    height, width, _ = pixels.shape
-    return Pending(Levels(pixels.tobytes(), (width, height), calibrated()), box, **more)
+    return Pending(Levels(pixels, calibrated()), box, **more)
 
 
 def calibrated() -> ByPillow:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Sequence
 from typing import Any, TypeVar
 
@@ -45,24 +45,27 @@ def some(values: Sequence[T]) -> Sequence[T]:
 def beyond_pairs(items: list[pytest.Item]) -> set[pytest.Item]:
     """Return tests without which each pair of two axes' values still occurs.
 
-    An axis is a ``parametrize`` or a fixture with parameters; products of fewer than three stay whole.
+    An axis is a ``parametrize`` or a fixture with parameters; products of fewer than three stay whole. Of a test marked
+    ``each_value``, each value of an axis still occurs.
     """
     tests = defaultdict(list)
     for item in items:
         if hasattr(item, "callspec"):
             tests[item.nodeid.partition("[")[0]].append(item)
-    return {item for of_one in tests.values() for item in set(of_one) - _with_all_pairs(of_one)}
+    return {item for of_one in tests.values() for item in set(of_one) - _chosen(of_one)}
 
 
-def _with_all_pairs(items: list[Any]) -> set[Any]:
+def _chosen(items: list[Any]) -> set[Any]:
     values = {item: _by_axis(item) for item in items}
-    if len(values[items[0]]) < 3:
+    together = 2 if items[0].get_closest_marker("each_value") is None else 1
+    if together == 2 and len(values[items[0]]) < 3:
         return set(items)
-    pairs = {item: set(itertools.combinations(values[item], 2)) for item in items}
-    missing, chosen = set().union(*pairs.values()), set()
-    while missing:
-        best = max(items, key=lambda item: len(pairs[item] & missing))
-        missing -= pairs[best]
+    combinations = {item: set(itertools.combinations(values[item], together)) for item in items}
+    missing, chosen, uses = set().union(*combinations.values()), set(), Counter[Any]()
+    while missing:  # of those that add as much, one whose values were used least
+        best = max(items, key=lambda item: (len(combinations[item] & missing), -sum(uses[v] for v in values[item])))
+        missing -= combinations[best]
+        uses.update(values[best])
         chosen.add(best)
     return chosen
 

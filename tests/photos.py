@@ -298,10 +298,13 @@ def assert_same(ours: list | tuple, theirs: list | tuple) -> None:
             assert isinstance(b, Exception) or a == b
 
 
-def both(dataset_of, fast, own=None, **arguments) -> tuple[list, list]:
-    """Epochs of ``fast`` and of torch's DataLoader over equal datasets, in this order."""
+def both(dataset_of, fast, own=None, name=None, **arguments) -> tuple[list, list]:
+    """Epochs of ``fast`` and of torch's DataLoader over equal datasets, in this order.
+
+    ``name`` is that of torch's, if several tests have the same.
+    """
     run = arguments.pop("run", {})
     build = arguments.pop("build", dict)
-    theirs = kept(lambda: epochs_of(lambda: DataLoader(dataset_of(), **arguments, **build()), **run))
+    theirs = kept(lambda: epochs_of(lambda: DataLoader(dataset_of(), **arguments, **build()), **run), name=name)
     ours = epochs_of(lambda: fast(dataset_of(), **arguments, **build(), **(own or {})), **run)
     return ours, theirs

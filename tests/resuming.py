@@ -100,12 +100,14 @@ def resumed(make: Any, state: Any) -> Any:
     return fresh
 
 
-def check(make: Any, stops: list[tuple[int, int]], epochs: int = 4, **options: Any) -> None:
+def check(make: Any, stops: list[tuple[int, int]], epochs: int | None = None, **options: Any) -> None:
     """Go on from each stop until the next epoch has ended.
 
-    From the first, until all have. Without ``--all``, only from every second stop.
+    From the first, until all have: by default, one more than there are stops in. Without ``--all``, only from every
+    second stop.
     """
     stops = list(effort.some(stops))
+    epochs = epochs or max(epoch for epoch, _ in stops) + 2
     seed(5)
     *expected, _ = run(make(), range(epochs), **options)
     assert len({str(epoch) for epoch in expected[0]}) == len(expected[0]), "epochs that are all alike show nothing"

@@ -33,26 +33,28 @@ using namespace nb::literals;
 namespace fastload {
 namespace {
 
-// The bytes' reference may be dropped by any thread.
-ImageBytes bytes_from(const nb::bytes& data) {
-  PyObject* object = data.ptr();
-  Py_INCREF(object);
-  const std::shared_ptr<const void> owner(object, [](const void* held) {
+// The buffer may be released by any thread.
+ImageBytes bytes_from(const nb::object& data) {
+  auto buffer = std::make_unique<Py_buffer>();
+  if (PyObject_GetBuffer(data.ptr(), buffer.get(), PyBUF_SIMPLE) != 0) throw nb::python_error();
+  const std::shared_ptr<Py_buffer> owner(buffer.release(), [](Py_buffer* held) {
     if (!nb::is_alive()) return;
     const nb::gil_scoped_acquire acquire;
-    Py_DECREF(static_cast<PyObject*>(const_cast<void*>(held)));
+    PyBuffer_Release(held);
+    delete held;
   });
-  return {reinterpret_cast<const std::uint8_t*>(data.data()), data.size(), owner, 0, 0};
+  return {static_cast<const std::uint8_t*>(owner->buf), static_cast<std::size_t>(owner->len), owner, 0, 0};
 }
 
-std::shared_ptr<ImageProgram> image_program(const nb::bytes& data, const std::array<std::int32_t, 12>& geometry,
+std::shared_ptr<ImageProgram> image_program(const nb::object& data, const std::array<std::int32_t, 12>& geometry,
                                             const std::string& filter, const nb::sequence& steps,
                                             const std::optional<std::pair<std::uint32_t, std::uint32_t>>& levels) {
   auto program = std::make_shared<ImageProgram>();
   program->file = bytes_from(data);
   if (levels) {
     std::tie(program->file.height, program->file.width) = *levels;
-    if (data.size() == 0 || data.size() != std::size_t{3} * levels->first * levels->second) {
+    const std::size_t size = program->file.size;
+    if (size == 0 || size != std::size_t{3} * levels->first * levels->second) {
       throw nb::value_error("levels must have 3 channels of their height and width");
     }
   }

@@ -72,8 +72,9 @@ class Content:
     @property
     def staged_bytes(self) -> int:
         """About how many bytes of a slot it takes for a GPU."""
-        files = {id(image.file.data): len(image.file.data) * (2 - image.file.is_decoded) for image in self.images}
-        return sum(files.values()) + STAGED_BYTES * len(self.images)
+        files = {id(image.file): 2 * len(image.file.data) for image in self.images if not image.file.is_decoded}
+        levels = sum(3 * math.prod(image.size) for image in self.images if image.file.is_decoded)
+        return sum(files.values()) + levels + STAGED_BYTES * len(self.images)
 
     def core(self) -> _core.TensorProgram:
         """The core's form of it, which is made once."""

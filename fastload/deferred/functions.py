@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import faulthandler
 import functools
+import math
 import signal
 import sys
 import threading
@@ -152,12 +153,16 @@ class Deferral:
 
         @functools.wraps(original)
         def function(tensor: Any, mean: Any, std: Any, inplace: bool = False) -> Any:
+            if torch.compiler.is_compiling():  # the original, in one graph with what is around it
+                return original(tensor, mean, std, inplace)
             as_usual = methods == [getattr(torch.Tensor, name) for name in _ITS_METHODS]
             made = None
             if inplace is False and as_usual and self._is_on() and not self.recorder.is_off:
                 made = called_on_levels(self.recorder, original, (tensor, mean, std), {})
             return original(tensor, mean, std, inplace) if made is None else made
 
+        for name, value in (("__script_if_tracing_wrapper", True), ("__original_fn", original)):
+            setattr(function, name, value)  # so that torch.jit compiles the original
         return function
 
     def _made(self, original: Any, image: Any) -> torch.Tensor | None:
@@ -166,7 +171,9 @@ class Deferral:
         if not _core.guard_is_ours() and not memory.guard_pages():
             return None
         pending = pending_of(image, SIDE_MIN) or levels_of(image, LEVELS_MIN_BYTES, SIDE_MIN)
-        if pending is None or not pending.file.is_trusted:
+        if pending is None or not pending.is_trusted:
+            return None
+        if pending.file.is_decoded and 3 * math.prod(pending.size) < LEVELS_MIN_BYTES:
             return None
         key = original, torch.get_default_dtype(), *(getattr(torch.Tensor, name) for name in _METHODS)
         if key not in self._tables:

@@ -64,7 +64,7 @@ class Stager:
         if not contents:
             return None
         sizes = tuple((len(content.images), *content.image_size) for content in contents)
-        images = [image for content in contents for image in content.images]
+        images = [_settled(image) for content in contents for image in content.images]
         files, places, programs = _programs(images)
         slot = memory.numpy()
         end = 0
@@ -89,7 +89,7 @@ class Stager:
         for number in np.flatnonzero(np.frombuffer(has, np.uint8) == 0):
             place = int(np.frombuffer(order, np.int32)[number])
             image = images[place]
-            if image.file.is_decoded and image.is_whole:
+            if image.file.is_decoded:
                 painted[place] = places[id(image.file.data)][0]
                 continue
             levels = image.pixels().reshape(-1)
@@ -100,6 +100,11 @@ class Stager:
             at += aligned(levels.size)
         layout = StagedLayout(has, used, search, codes, chunks)
         return StagedBatch(sizes, layout, begin, owners, order, painted, (end - len(programs), end)), at
+
+
+def _settled(image: Pending) -> Pending:
+    """Return an image that is a whole file's, if that is decoded."""
+    return image.made() if image.file.is_decoded and not image.is_whole else image
 
 
 def _programs(images: Sequence[Pending]) -> tuple[list[bytes], dict[int, tuple[int, int]], bytes]:

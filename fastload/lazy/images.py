@@ -1,10 +1,11 @@
-"""Make Pillow decode only what is used of a JPEG file, natively, in worker processes.
+"""Make Pillow decode only what is used of an image, natively, in worker processes.
 
-:func:`install` changes methods of Pillow's images in this process, from its first JPEG file on.
-``Image.open(...).convert("RGB")`` then notes the file's bytes; ``crop``, ``resize``, flips, affine transforms and
-torchvision's changes of colour and blurs note what to do. The first access to the pixels does all of it natively in one
-go, with the same bits. The images' classes, modes, sizes and infos are Pillow's, and so are errors: a file whose
-decoding could fail is decoded by Pillow, at once.
+:func:`install` changes methods of Pillow's images in this process, from its first JPEG, PNG or WebP file on.
+``Image.open(...).convert("RGB")`` then notes a JPEG file's bytes, or decodes another file; ``crop``, ``resize``, flips,
+affine transforms and torchvision's changes of colour and blurs note what to do. The first access to the pixels does all
+of it natively in one go, with the same bits. Pixels that are made, also by Pillow, are resized at once. The images'
+classes, modes, sizes and infos are Pillow's, and so are errors: a file whose decoding fails, or could, is decoded by
+Pillow, at once.
 """
 
 from __future__ import annotations
@@ -12,18 +13,20 @@ from __future__ import annotations
 import contextlib
 import dis
 import functools
-import io
 import math
 import sys
 import warnings
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Final, cast
 
+import numpy as np
 from PIL import Image, ImageFile, ImageFilter
 from PIL.JpegImagePlugin import JpegImageFile
+from PIL.PngImagePlugin import PngImageFile
+from PIL.WebPImagePlugin import WebPImageFile
 
-from fastload import _core
-from fastload.lazy.pixels import ByPillow, File, Levels, Pending
+from fastload.lazy.files import KINDS, converted, drop_webp, is_bomb, note, open_webp
+from fastload.lazy.pixels import COMPARED, ByPillow, Levels, Pending, Unread
 from fastload.pipeline.installed.decodes import calibrate
 from fastload.pipeline.installed.patches import imported
 from fastload.pipeline.nodes import FILTERS, SAMPLINGS
@@ -38,16 +41,14 @@ if TYPE_CHECKING:
 register_codec(__file__)
 
 _NAMES: Final = {int(resampling): name for name, resampling in FILTERS.items()}
-COMPARED: Final = 2
-"""The first parts in a process, which Pillow decodes as well. If its bits differ, images are lazy no more."""
 
 _FLIPS: Final = {
     int(Image.Transpose.FLIP_LEFT_RIGHT): "flip_horizontal",
     int(Image.Transpose.FLIP_TOP_BOTTOM): "flip_vertical",
 }
 _FACTORS: Final = (0.0, 0.3, 1.0, 1.7, 3.0)
-ROOM: Final = 1 << 20
-"""By how much a file may be larger than its pixels, bytes; larger ones are not read whole."""
+RESIZED_MIN_BYTES: Final = 1 << 12
+"""Pixels that Pillow has made are resized by the core from this size on."""
 TARGET_MAX: Final = 1 << 26
 """The most pixels of a resize that is pending. Pillow raises at once where there is no memory for them."""
 NUMBER_MAX: Final = 1e9
@@ -86,42 +87,23 @@ _also: Callable[[], None]
 _pillow: ByPillow
 
 
-def _note(image: JpegImageFile) -> None:
-    """Note an opened file's bytes instead of decoding them, if decoding cannot fail."""
-    file: Any = image.fp
-    if type(image) is not JpegImageFile or image._im is not None or image.mode != "RGB" or len(image.tile) != 1:
-        return
-    plain = image.decoderconfig == () and image.tile[0][1] == (0, 0, *image.size) and image.tile[0][2] == 0
-    if not plain or image.tile[0][3] != ("RGB", ""):
-        return
-    if type(file) not in (io.BufferedReader, io.BytesIO) or file.closed or "load_read" in vars(image):
-        return
-    if _is_bomb(image.width, image.height):  # Pillow warns again for every crop
-        return
-    at = file.tell()
-    size = file.seek(0, io.SEEK_END)
-    end, data = 0, b""
-    if size <= 3 * image.width * image.height + ROOM:  # else there is something else in the file, such as a film
-        file.seek(0)
-        data = file.read()
-        end = _core.scan_end(data)
-    block = image.decodermaxblock
-    file.seek(at if end == 0 else min(len(data), -(-end // block) * block))  # where Pillow would stop
-    if end == 0:
-        return
-    image._im = cast("Any", Pending(File(data, image.size, _pillow), (0, 0, *image.size)))
-    image.tile = []
-    image.readonly = 0
-    image.load_end()
-    if image._exclusive_fp and image._close_exclusive_fp_after_loading:
-        file.close()
-    image.fp = None
-
-
-def _load_file(self: JpegImageFile) -> Any:
-    if self.tile:
-        _note(self)
+def _load_file(self: ImageFile.ImageFile) -> Any:
+    if self.tile and type(self) is not WebPImageFile:  # Pillow's own has decoded that
+        note(self, _pillow)
     return None if _is_needless(self) else _known.originals["load_file"](self)
+
+
+def _load_webp(self: WebPImageFile) -> Any:
+    note(self, _pillow)
+    if _is_needless(self):
+        return None
+    loaded = _known.originals["load_webp"](self)
+    drop_webp(self)
+    return loaded
+
+
+def _load_as_ever(image: Any) -> Any:
+    return _known.originals["load_webp" if type(image) is WebPImageFile else "load_file"](image)
 
 
 def _load(self: Image.Image) -> Any:
@@ -148,18 +130,12 @@ def _drops_result(code: CodeType, at: int) -> bool:
     return called and call.opname in ("CALL", "CALL_METHOD") and not call.arg and after.opname == "POP_TOP"
 
 
-def _im(self: Image.Image) -> Any:
-    im: Any = self._im
-    if type(im) is Pending:
-        self._im = im = im.core()
+def _core_image(image: Any) -> Any:
+    im = image._im
+    if type(im) in (Pending, Unread):
+        image._im = im = im.core()
         return im
-    return _known.originals["im"].fget(self)
-
-
-def _is_bomb(width: int, height: int) -> bool:
-    """Whether Pillow warns of so many pixels, or raises."""
-    limit = Image.MAX_IMAGE_PIXELS
-    return limit is not None and width * height > limit
+    return _known.originals["im"].fget(image)
 
 
 def _is_number(value: Any) -> bool:
@@ -171,15 +147,15 @@ def _pending(image: Image.Image) -> Pending | None:
 
     Call it once the arguments are known to be right: wrong ones leave the file as it is.
     """
-    if isinstance(image, JpegImageFile) and image.tile:
-        _note(image)
+    if type(image) in KINDS:
+        note(image, _pillow)
     im: Any = image._im
     return im if type(im) is Pending else None
 
 
 def pending_of(image: Any, side_min: int) -> Pending | None:
     """An image's pending pixels; ``None`` without, or with a side below ``side_min``."""
-    if type(image) not in (Image.Image, JpegImageFile):
+    if type(image) not in (Image.Image, *KINDS):
         return None
     im: Any = image._im
     return im if type(im) is Pending and min(im.size) >= side_min else None
@@ -201,7 +177,8 @@ def levels_of(image: Any, bytes_min: int, side_min: int) -> Pending | None:
     if 3 * math.prod(image.size) < bytes_min or min(image.size) < side_min:
         return None
     try:
-        return Pending(Levels(image.tobytes(), image.size, _pillow), (0, 0, *image.size))
+        pixels = np.frombuffer(image.tobytes(), np.uint8).reshape(image.height, image.width, 3)
+        return Pending(Levels(pixels, _pillow), (0, 0, *image.size))
     except (MemoryError, ValueError):
         return None
 
@@ -212,7 +189,9 @@ def _copy(self: Image.Image) -> Image.Image:
 
 
 def _convert(self: Image.Image, mode: str | None = None, *arguments: Any, **rest: Any) -> Image.Image:
-    pending = _pending(self) if type(mode) is str and mode == "RGB" and not arguments and not rest else None
+    pending = None
+    if type(mode) is str and mode == "RGB" and not arguments and not rest:
+        pending = _pending(self) or converted(self, _pillow)
     return (
         _known.originals["convert"](self, mode, *arguments, **rest)
         if pending is None
@@ -225,7 +204,7 @@ def _crop(self: Image.Image, box: Any = None) -> Image.Image:
     if type(box) in (tuple, list) and len(box) == 4 and all(map(_is_number, box)):
         left, top, right, bottom = map(round, box)
         inside = 0 <= left < right <= self.width and 0 <= top < bottom <= self.height
-        pending = _pending(self) if inside and not _is_bomb(right - left, bottom - top) else None
+        pending = _pending(self) if inside and not is_bomb(right - left, bottom - top) else None
         cropped = pending and pending.cropped((left, top, right, bottom))
     if cropped is None:
         return cast("Image.Image", _known.originals["crop"](self, box))
@@ -235,12 +214,13 @@ def _crop(self: Image.Image, box: Any = None) -> Image.Image:
 def _resize(
     self: Image.Image, size: Any, resample: Any = None, box: Any = None, reducing_gap: Any = None
 ) -> Image.Image:
-    resized = None
+    pending = resized = None
     plain = box is None and reducing_gap is None and type(size) in (tuple, list) and len(size) == 2
     name = _NAMES.get(3 if resample is None else resample) if resample is None or isinstance(resample, int) else None
     if plain and name in _known.filters and all(type(side) is int and side > 0 for side in size):
         width, height = size
-        pending = _pending(self) if (width, height) != self.size and width * height <= TARGET_MAX else None
+        if (width, height) != self.size and width * height <= TARGET_MAX:
+            pending = _pending(self) or levels_of(self, RESIZED_MIN_BYTES, 1)
         resized = pending and pending.resized((width, height), name)
     if resized is None:
         return cast("Image.Image", _known.originals["resize"](self, size, resample, box, reducing_gap))
@@ -307,7 +287,9 @@ def _changed(image: Any, kind: str, fields: dict[str, Any]) -> Image.Image | Non
 
 def _pending_for(kind: str, image: Any) -> Pending | None:
     """An image's pending pixels, if a kind of step on them is exact."""
-    return _pending(image) if kind in _known.keeps_info and isinstance(image, Image.Image) else None
+    if kind not in _known.keeps_info or not isinstance(image, Image.Image):
+        return None
+    return None if "transparency" in image.info else _pending(image)  # which Pillow converts, too
 
 
 def _as_it_is(image: Any, kind: str) -> Image.Image | None:
@@ -328,27 +310,40 @@ def _tobytes(self: Image.Image, encoder_name: str = "raw", *arguments: Any) -> b
     return pending.tobytes()
 
 
-def _open_first(self: JpegImageFile) -> None:
-    """Open the first JPEG file, and make images lazy.
+def _opening(name: str) -> Any:
+    def _open_first(self: Any) -> None:
+        """Open the first file, and make images lazy.
 
-    Not if a method has been patched meanwhile. Programs without such files keep Pillow's methods, the faster ones.
-    """
-    former = {**_known.originals, "open": _open_first}
-    found = {name: vars(cls).get(attribute) for name, (cls, attribute, _) in _METHODS.items()}
-    if all(found[name] in (former[name], method) for name, (_, _, method) in _METHODS.items()):
-        for name, (cls, attribute, method) in _METHODS.items():
-            setattr(cls, attribute, _known.originals[name] if name == "open" else method)
-        if _known.functions is not None:
-            _known.functions.install(_changed, _as_it_is, _is_unchanged)
-        _also()
-    _known.originals["open"](self)
+        Not if a method has been patched meanwhile. Programs without such files keep Pillow's methods, the faster ones.
+        """
+        former = {**_known.originals, **_FIRST}
+        found = {name: vars(cls).get(attribute) for name, (cls, attribute, _) in _METHODS.items()}
+        if all(found[name] in (former[name], method) for name, (_, _, method) in _METHODS.items()):
+            for each, (cls, attribute, method) in _METHODS.items():
+                setattr(cls, attribute, _known.originals[each] if method is None else method)
+            if _known.functions is not None:
+                _known.functions.install(_changed, _as_it_is, _is_unchanged)
+            _also()
+        (_METHODS[name][2] or _known.originals[name])(self)
+
+    return _open_first
+
+
+_FIRST: Final = {name: _opening(name) for name in ("open_jpeg", "open_png", "open_webp")}
+
+
+def _open_webp(self: WebPImageFile) -> None:
+    open_webp(self, _known.originals["open_webp"])
 
 
 _METHODS: Final[dict[str, tuple[type, str, Any]]] = {
-    "open": (JpegImageFile, "_open", _open_first),
+    "open_jpeg": (JpegImageFile, "_open", None),  # only the first
+    "open_png": (PngImageFile, "_open", None),
+    "open_webp": (WebPImageFile, "_open", _open_webp),
+    "load_webp": (WebPImageFile, "load", _load_webp),
     "load_file": (ImageFile.ImageFile, "load", _load_file),
     "load": (Image.Image, "load", _load),
-    "im": (Image.Image, "im", property(_im, lambda self, im: setattr(self, "_im", im))),
+    "im": (Image.Image, "im", property(_core_image, lambda self, im: setattr(self, "_im", im))),
     "tobytes": (Image.Image, "tobytes", _tobytes),
     "__copy__": (Image.Image, "__copy__", _copy),
     "copy": (Image.Image, "copy", _copy),
@@ -360,8 +355,10 @@ _METHODS: Final[dict[str, tuple[type, str, Any]]] = {
     "filter": (Image.Image, "filter", _filter),
 }
 for _cls, _attribute, _method in _METHODS.values():
-    if not isinstance(_method, property):
+    if callable(_method):
         _method.__qualname__ = f"{_cls.__name__}.{_attribute}"  # which errors of wrong arguments name
+
+_MODULES: Final = frozenset(cls.__module__ for cls, _, _ in _METHODS.values())
 
 _EXAMPLES: Final[tuple[Node, ...]] = (
     *((kind, {"value": value}) for kind in ("brightness", "contrast", "saturation", "sharpness") for value in _FACTORS),
@@ -404,7 +401,7 @@ def prepare() -> bool:
 
 
 def install(also: Callable[[], None] = lambda: None) -> bool:
-    """Make images of this process lazy, from its first JPEG file on.
+    """Make images of this process lazy, from its first JPEG, PNG or WebP file on.
 
     Args:
         also: Called when they become so.
@@ -416,9 +413,10 @@ def install(also: Callable[[], None] = lambda: None) -> bool:
     if not prepare():
         return False
     _also = also
-    _pillow = ByPillow(_known.originals["load_file"], _known.pass_rule, COMPARED, _give_up)
-    cls, attribute, method = _METHODS["open"]
-    setattr(cls, attribute, method)
+    _pillow = ByPillow(_load_as_ever, _known.pass_rule, COMPARED, _give_up)
+    for name, method in _FIRST.items():
+        cls, attribute, _ = _METHODS[name]
+        setattr(cls, attribute, method)
     return True
 
 
@@ -458,4 +456,4 @@ def _exact_steps() -> dict[str, bool]:
 
 def _is_patched(method: Any) -> bool:
     function = getattr(method, "fget", method)
-    return getattr(function, "__module__", None) not in ("PIL.Image", "PIL.ImageFile", "PIL.JpegImagePlugin")
+    return getattr(function, "__module__", None) not in _MODULES

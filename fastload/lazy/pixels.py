@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import io
+import math
+from collections import Counter
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, ClassVar, Final
 
@@ -25,6 +27,8 @@ register_codec(__file__)
 
 PARTS_MAX: Final = 2
 """Parts of an image that are decoded one by one. For the next part, the whole image is decoded."""
+COMPARED: Final = 2
+"""The first results in a process that Pillow makes as well. If its bits differ, images are lazy no more."""
 
 
 @dataclass
@@ -32,11 +36,13 @@ class ByPillow:
     """How Pillow decodes, for what the core does not, and to compare with.
 
     Attributes:
-        load: ``ImageFile.load`` as it is without lazy images.
+        load: An image's ``load`` as it is without lazy images.
         pass_rule: The core's rule for the order of a resize's passes.
         comparisons: How many of the next parts to compare with Pillow's.
         failed: Called at a difference.
         differs: Whether there was one. Everything is left to Pillow then.
+        decodes: How many whole files of each class were compared.
+        resize: ``Image.resize`` as it is without lazy images.
     """
 
     load: Callable[[Any], Any]
@@ -44,6 +50,29 @@ class ByPillow:
     comparisons: int
     failed: Callable[[], None]
     differs: bool = False
+    decodes: Counter[type] = field(default_factory=Counter)
+    resize: Callable[..., Any] = Image.Image.resize
+
+    def decoded(self, kind: type, data: bytes) -> Any:
+        """Decode a whole file by Pillow."""
+        with kind(io.BytesIO(data)) as image:
+            self.load(image)
+            return image.im
+
+    def compared(self, kind: type, data: bytes, pixels: NDArray[np.uint8]) -> NDArray[np.uint8]:
+        """Compare the first files' pixels as RGB with Pillow's, and return these if they differ."""
+        if self.decodes[kind] == COMPARED:
+            return pixels
+        self.decodes[kind] += 1
+        return self.agreed(pixels, np.array(Image.Image()._new(self.decoded(kind, data)).convert("RGB")))
+
+    def agreed(self, pixels: NDArray[np.uint8], expected: NDArray[np.uint8]) -> NDArray[np.uint8]:
+        """Return pixels, or those that were expected; the first that differ are the last."""
+        if np.array_equal(pixels, expected):
+            return pixels
+        self.differs = True
+        self.failed()
+        return expected
 
 
 class File:
@@ -51,35 +80,31 @@ class File:
 
     is_decoded: ClassVar = False
 
-    def __init__(self, data: bytes, size: tuple[int, int], pillow: ByPillow) -> None:
-        self.data = data
+    def __init__(self, data: bytes | NDArray[np.uint8], size: tuple[int, int], pillow: ByPillow) -> None:
+        self.data: Any = data
         self.size = size
-        self._pillow = pillow
+        self.pillow = pillow
         self._parts = 0
         self._whole: NDArray[np.uint8] | None = None
 
     @property
     def pass_rule(self) -> str:
         """The core's rule for the order of a resize's passes."""
-        return self._pillow.pass_rule
+        return self.pillow.pass_rule
 
     @property
     def is_trusted(self) -> bool:
         """Whether the core's bits were Pillow's so far, often enough."""
-        return not self._pillow.differs and not self._pillow.comparisons
+        return not self.pillow.differs and not self.pillow.comparisons
 
     def part(self, pending: Pending, out: NDArray[np.uint8] | None = None) -> NDArray[np.uint8]:
         """Decode a part, ``(H, W, 3)``: into ``out``, which is returned then, or elsewhere."""
-        pixels = None if self._pillow.differs else self._native(pending, out)
+        pixels = None if self.pillow.differs else self._native(pending, out)
         if pixels is None:
             return pending.by_pillow(self._by_pillow())
-        if self._pillow.comparisons > 0:
-            self._pillow.comparisons -= 1
-            expected = pending.by_pillow(self._by_pillow())
-            if not np.array_equal(pixels, expected):
-                self._pillow.differs = True
-                self._pillow.failed()
-                return expected
+        if self.pillow.comparisons > 0:
+            self.pillow.comparisons -= 1
+            return self.pillow.agreed(pixels, pending.by_pillow(self._by_pillow()))
         return pixels
 
     def _native(self, pending: Pending, out: NDArray[np.uint8] | None = None) -> NDArray[np.uint8] | None:
@@ -90,7 +115,7 @@ class File:
         else:
             if self._whole is None:
                 self._whole = self._decoded(Pending(self, (0, 0, *self.size)))
-            pixels = None if self._whole is None else pending.of(self._whole, self._pillow.pass_rule)
+            pixels = None if self._whole is None else pending.of(self._whole, self.pillow.pass_rule)
         if pixels is not None and pending.steps and not _core.apply_steps(pending.steps, pixels, pixels):
             return None
         return pixels
@@ -99,26 +124,57 @@ class File:
         width, height = pending.size
         pixels = np.empty((height, width, 3), np.uint8) if out is None else out
         outcome = _core.decode(
-            self.data, pixels[None], pending.geometry(), filter=pending.filter, pass_rule=self._pillow.pass_rule
+            self.data, pixels[None], pending.geometry(), filter=pending.filter, pass_rule=self.pillow.pass_rule
         )
         return pixels if outcome[0] == "ok" else None
 
     def _by_pillow(self) -> Any:
-        """Decode the whole image by Pillow."""
-        with JpegImageFile(io.BytesIO(self.data)) as image:
-            self._pillow.load(image)
-            return image.im
+        """Make the whole core image by Pillow."""
+        return self.pillow.decoded(JpegImageFile, self.data)
 
 
 class Levels(File):
-    """An image's pixels that are made, in place of a file's. Takes no steps."""
+    """An image's pixels that are made, in place of a file's.
+
+    Args:
+        pixels: ``(H, W, 3)``, contiguous. They must not be changed.
+        pillow: As of a file.
+    """
 
     is_decoded = True
-    is_trusted = True
+    _whole: NDArray[np.uint8]
+
+    def __init__(self, pixels: NDArray[np.uint8], pillow: ByPillow) -> None:
+        height, width, _ = pixels.shape
+        super().__init__(pixels.reshape(-1), (width, height), pillow)
+        self._whole = pixels
 
     def part(self, pending: Pending, out: NDArray[np.uint8] | None = None) -> NDArray[np.uint8]:  # noqa: D102
-        width, height = self.size
-        return pending.of(np.frombuffer(self.data, np.uint8).reshape(height, width, 3), self.pass_rule)
+        if pending.target is not None or pending.steps:
+            return super().part(pending, out)
+        return self._whole if pending.is_whole else pending.of(self._whole, self.pass_rule)
+
+    def _by_pillow(self) -> Any:
+        return core_of(self._whole)
+
+
+@dataclass(slots=True)
+class Unread:
+    """Stands for a file's pixels in its own mode, once it is decoded as RGB.
+
+    Pillow decodes the file again when they are used.
+    """
+
+    kind: type
+    mode: str
+    data: bytes
+    pillow: ByPillow
+
+    readonly: ClassVar = 0
+
+    def core(self) -> Any:
+        """Make a core image of Pillow's."""
+        return self.pillow.decoded(self.kind, self.data)
 
 
 @dataclass(slots=True)
@@ -167,6 +223,15 @@ class Pending:
         turned = self.mirrored or self.flipped or bool(self.steps)
         return self.box == (0, 0, *self.file.size) and self.target is None and self.window is None and not turned
 
+    @property
+    def is_trusted(self) -> bool:
+        """Whether its pixels need no more comparing."""
+        return self.file.is_trusted or (self.file.is_decoded and not self.steps)
+
+    def made(self) -> Pending:
+        """Return the same pixels by themselves, made."""
+        return Pending(Levels(self.pixels(), self.file.pillow), (0, 0, *self.size))
+
     def cropped(self, box: tuple[int, int, int, int]) -> Pending | None:
         """Crop to a box within the image; ``None`` if it is too late for that."""
         if self.steps:
@@ -179,13 +244,19 @@ class Pending:
             top, bottom = height - bottom, height - top
         x, y, *_ = self._area()
         area = x + left, y + top, x + right, y + bottom
-        return replace(self, box=area) if self.target is None else replace(self, window=area)
+        made = replace(self, box=area) if self.target is None else replace(self, window=area)
+        is_small = self.file.is_decoded and 2 * math.prod(made.size) < math.prod(self.file.size)
+        return made.made() if is_small else made  # all the file's pixels are kept with it
 
     def resized(self, size: tuple[int, int], name: str) -> Pending | None:
-        """Resize; ``None`` if the core cannot do it in the same pass."""
-        if self.target is not None or self.mirrored or self.flipped or self.steps:
-            return None
-        return replace(self, target=size, filter=name)
+        """Resize; ``None`` if the core cannot do it in the same pass.
+
+        Pixels that are made are resized at once, so that an image that is kept takes no more than Pillow's.
+        """
+        is_first = self.target is None and not (self.mirrored or self.flipped or self.steps)
+        if self.file.is_decoded:
+            return replace(self if is_first else self.made(), target=size, filter=name).made()
+        return replace(self, target=size, filter=name) if is_first else None
 
     def turned(self, method: int) -> Pending | None:
         """Flip; ``None`` if the method is no flip, or it is too late for that."""
@@ -221,8 +292,7 @@ class Pending:
 
     def core(self) -> Any:
         """Make a core image of Pillow's."""
-        pixels = self.pixels()
-        return Image.frombuffer("RGB", self.size, pixels, "raw", "RGB", 0, 1).im
+        return core_of(self.pixels())
 
     def core_program(self) -> _core.ImageProgram:
         """The core's form of it."""
@@ -262,7 +332,7 @@ class Pending:
         """Do the same to the whole core image by Pillow."""
         core = whole.crop(self.box)
         if self.target is not None:  # by the image's method: Pillow 12.2 and 12.3 choose the order of passes there
-            core = Image.Image()._new(core).resize(self.target, FILTERS[self.filter]).im
+            core = self.file.pillow.resize(Image.Image()._new(core), self.target, FILTERS[self.filter]).im
         if self.window is not None:
             core = core.crop(self.window)
         if self.mirrored:
@@ -275,3 +345,9 @@ class Pending:
         for kind, fields in self.steps:
             image = REFERENCES[kind](image, **fields)
         return np.array(image)
+
+
+def core_of(pixels: NDArray[np.uint8]) -> Any:
+    """Make a core image of Pillow's of contiguous pixels, ``(H, W, 3)``."""
+    height, width, _ = pixels.shape
+    return Image.frombuffer("RGB", (width, height), pixels, "raw", "RGB", 0, 1).im

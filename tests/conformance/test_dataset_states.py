@@ -135,6 +135,7 @@ class Stream(IterableDataset):
             yield torch.tensor([i, random.random(), float(torch.rand(())), first], dtype=torch.float64)
 
 
+@pytest.mark.each_value
 @WORKERS
 @pytest.mark.parametrize("batch_size", [2, None])
 def test_an_iterable_dataset_without_a_state_is_read_again(workers, persistent, batch_size):
@@ -211,6 +212,7 @@ class ItsOwn(IterableDataset):
         self.iterator.load_state_dict(state)
 
 
+@pytest.mark.each_value
 @WORKERS
 @pytest.mark.parametrize("kind", [Placed, ByIterator, ItsOwn])
 def test_an_iterable_dataset_goes_on_from_its_state(workers, persistent, kind):

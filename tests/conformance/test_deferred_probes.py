@@ -9,10 +9,9 @@ from typing import Any
 import pytest
 from deferred import probes  # noqa: F401  # fills the table
 from deferred.files import write_files
-from deferred.outcomes import Cases, differences, outcomes
+from deferred.outcomes import Cases, differences, kept_or_new, outcomes
 from deferred.probing import KINDS, PROBES, WAYS, Trial, Trials
 from effort import some
-from references import kept
 from torch.utils.data import DataLoader
 
 from fastload import FastLoader
@@ -43,7 +42,7 @@ KNOWN = frozenset(
 def compare(trials: list[Trial], folder: Path, **options: Any) -> None:
     """Run trials in the workers of both loaders, and name those that see something else."""
     cases = Cases(Trials(trials, folder), len(trials), folder, folder / "journal")
-    theirs = kept(lambda: outcomes(DataLoader, cases, **options))
+    theirs = kept_or_new(lambda: outcomes(DataLoader, cases, **options))
     differing = differences(outcomes(ours, cases, **options), theirs, lambda at: str(trials[at]))
     assert differing == "", differing
 

@@ -14,6 +14,7 @@ from deferred.collates import (
     TRANSFORMS,
     Caches,
     ChangesTheImage,
+    Decoded,
     KeepsLast,
     LeavesModesOn,
     Photos,
@@ -25,7 +26,7 @@ from deferred.collates import (
 )
 from deferred.files import DAMAGED, write_files
 from deferred.odd_programs import odd_programs
-from deferred.outcomes import Cases, differences, epochs, outcomes
+from deferred.outcomes import Cases, differences, epochs, kept_or_new, outcomes
 from deferred.programs import Program, Runs
 from deferred.random_programs import program
 from deferred.view_programs import view_programs
@@ -33,7 +34,7 @@ from references import kept
 from torch.utils.data import DataLoader, default_collate
 
 from fastload import FastLoader
-from fastload.deferred import memory
+from fastload.deferred import functions, memory
 
 ours = functools.partial(FastLoader, device="cpu")
 
@@ -43,10 +44,15 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write_files(tmp_path_factory.mktemp("files"))
 
 
+@pytest.fixture(autouse=True)
+def _small_levels_are_deferred(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(functions, "LEVELS_MIN_BYTES", 1)  # those of files other than JPEG, too
+
+
 def compare(programs: list[Program], folder: Path, *, catches: bool = True, seeds: bool = True, **options: Any) -> None:
     """Run programs in the workers of both loaders, and name those whose outcomes differ."""
     cases = Cases(Runs(programs, folder), len(programs), folder, folder / "journal", catches, seeds)
-    theirs = kept(lambda: outcomes(DataLoader, cases, **options))
+    theirs = kept_or_new(lambda: outcomes(DataLoader, cases, **options))
     differing = differences(outcomes(ours, cases, **options), theirs, lambda at: str(programs[at]))
     assert differing == "", differing
 
@@ -93,12 +99,13 @@ def are_deferred(samples: list[Any]) -> tuple[bool, bool]:
         return memory.is_deferred(batch["image"]), memory.is_deferred(batch["view"])
 
 
-def test_a_batch_of_torchs_collation_in_a_users_function_is_deferred(folder):
-    with ours(Photos(folder, 24), batch_size=4, num_workers=1, collate_fn=are_deferred) as loader:
+@pytest.mark.parametrize("kind", [Photos, Decoded])
+def test_a_batch_of_torchs_collation_in_a_users_function_is_deferred(folder, kind):
+    with ours(kind(folder, 24), batch_size=4, num_workers=1, collate_fn=are_deferred) as loader:
         assert list(loader)[-3] == (True, True)
 
 
-KINDS = [KeepsLast, LeavesModesOn, Caches, ReusesOneTensor, WholeBatches, ChangesTheImage, States, Stream]
+KINDS = [Decoded, KeepsLast, LeavesModesOn, Caches, ReusesOneTensor, WholeBatches, ChangesTheImage, States, Stream]
 
 
 @pytest.mark.parametrize(

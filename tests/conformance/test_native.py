@@ -55,6 +55,7 @@ def test_pipelines(folder, name):
     check(folder, PIPELINES[name])
 
 
+@pytest.mark.each_value
 @pytest.mark.parametrize("workers", [1, 3, 4, 5])  # test_pipelines() has 2
 @pytest.mark.parametrize("name", ["train_v1", "eval_v2", *OF_PYTHON, *NOISY])
 def test_numbers_of_workers(folder, workers, name):
@@ -77,6 +78,7 @@ def test_persistent_workers(folder, name):
     check(folder, PIPELINES[name], persistent_workers=True, run={"count": 3})
 
 
+@pytest.mark.each_value
 @pytest.mark.parametrize("persistent", [True, False])
 @pytest.mark.parametrize("name", NOISY)
 def test_break_and_next_epoch_with_noise(folder, persistent, name):
@@ -118,6 +120,7 @@ def last_line(error):
     return re.sub(r" at 0x\w+>.*", "", str(error).strip().splitlines()[-1])
 
 
+@pytest.mark.each_value
 @pytest.mark.parametrize("persistent", [True, False])
 @pytest.mark.parametrize("damage", ["truncated", "no image", "misnamed text", "missing", "noise"])
 def test_damaged_files(tmp_path, damage, persistent):

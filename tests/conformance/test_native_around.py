@@ -162,6 +162,7 @@ def test_a_collate_function_of_ones_own(root, native_batches, name, workers):
     assert any(isinstance(item, Exception) for item in seen) == (name == "fails")
 
 
+@pytest.mark.each_value
 @pytest.mark.parametrize("workers", [0, 2])
 @pytest.mark.parametrize("name", NOISY)
 def test_a_mix_of_samples_with_noise(root, native_batches, name, workers):
@@ -185,6 +186,7 @@ def test_samples_have_the_layout_and_type_of_torchs(root, native_batches, name):
         assert name in ON_TENSORS
 
 
+@pytest.mark.each_value
 @pytest.mark.parametrize("persistent", [True, False])
 @pytest.mark.parametrize("breaks_at", [None, 1, 3])
 def test_epochs_and_breaks(root, breaks_at, persistent):
@@ -203,6 +205,7 @@ FIRST_CALLS = {
 }
 
 
+@pytest.mark.each_value
 @pytest.mark.parametrize("persistent", [True, False])
 @pytest.mark.parametrize("collate_fn", [None, collated_with_states])
 @pytest.mark.parametrize("name", FIRST_CALLS)
@@ -296,6 +299,7 @@ def test_seeds_of_the_system_are_each_epochs_own(root):
     assert first[0] == first[1] != second[0] == second[1]  # asked before an epoch's start, and at it
 
 
+@pytest.mark.each_value
 @pytest.mark.parametrize("workers", [0, 2])
 @pytest.mark.parametrize("transform", [train_v1, eval_v1, train_v2])
 @pytest.mark.parametrize("target_transform", [float, noisy, noisy_by_torch, {0: "a", 1: "b", 2: "c"}.get])
@@ -448,6 +452,7 @@ def test_on_a_simulated_device(root, monkeypatch, native_batches, kind, workers)
     assert native_batches.value == (12 if kind == "collate_fn" or not workers else 0)
 
 
+@pytest.mark.each_value
 @pytest.mark.parametrize("workers", [0, 2])
 @pytest.mark.parametrize("given", ["collate_fn", "noisy", "noisy_by_torch", "seeds", "stores"])
 @pytest.mark.parametrize("name", [*OF_PYTHON, *NOISY[-1:]])

@@ -122,6 +122,7 @@ class Breaking:
         return 17
 
 
+@pytest.mark.each_value
 @pytest.mark.parametrize("after", [0, 2, 13, 16])
 @pytest.mark.parametrize("persistent", [True, False])
 def test_a_sampler_that_raises(folder, after, persistent):
@@ -275,6 +276,7 @@ def test_a_transform_that_changes_between_epochs(mixed):
     assert_equal(run(lambda dataset: FastLoader(dataset, **RUN, **NATIVE)), theirs)
 
 
+@pytest.mark.each_value
 @pytest.mark.parametrize("persistent", [True, False])
 @pytest.mark.parametrize("what", ["size", "transform", "samples", "sample", "indices"])
 def test_workers_do_not_see_what_changes_while_they_live(mixed, what, persistent):

@@ -60,12 +60,13 @@ def _small_images_too(monkeypatch):
     monkeypatch.setattr(functions, "LEVELS_MIN_BYTES", 1)
 
 
+@pytest.mark.each_value
 @pytest.mark.parametrize("pipeline", [with_v1, with_v2, erasing, of_sizes, some_gray])
 @pytest.mark.parametrize("where", ["host", "device", "slots"])
 def test_batches_and_generators_are_torchs(root, monkeypatch, pipeline, where):
     dataset = ImageFolder(root, pipeline(Own()))
     transform = dataset.transform
-    theirs = kept(lambda: epochs_of(lambda: DataLoader(dataset, **ARGUMENTS)))
+    theirs = kept(lambda: epochs_of(lambda: DataLoader(dataset, **ARGUMENTS)), name=pipeline.__name__)
     own = {"device": "cpu"} if where == "host" else simulated.install_native(monkeypatch)
     if where == "slots":
         del own["max_pinned_bytes"]

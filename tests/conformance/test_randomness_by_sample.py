@@ -103,6 +103,7 @@ ENGINES = [
 ]
 
 
+@pytest.mark.each_value
 @pytest.mark.parametrize("breaks_at", [None, 1])
 @pytest.mark.parametrize(("make", "dataset_of", "count", "persistent"), ENGINES)
 def test_three_epochs_are_the_same_however_they_are_made(folder, make, dataset_of, count, persistent, breaks_at):

@@ -138,6 +138,7 @@ def test_an_error_in_a_users_collate_costs_no_slot(loader_of):
     assert all_come_back(pool)
 
 
+@pytest.mark.each_value
 @pytest.mark.parametrize("persistent", [False, True])
 @pytest.mark.parametrize("taken", [0, 1, 4])
 def test_slots_come_back_from_an_epoch_that_is_broken_off(loader_of, taken, persistent):

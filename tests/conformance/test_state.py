@@ -34,6 +34,7 @@ from fastload.randomness.packed import digest_of
 folder = photos_fixture()
 
 
+@pytest.mark.each_value
 @pytest.mark.parametrize("with_generator", [False, True])
 @pytest.mark.parametrize(("workers", "persistent"), [(0, False), (2, False), (3, True)])
 def test_pythons_samples_go_on_with_the_same_bits(workers, persistent, with_generator):
@@ -333,6 +334,7 @@ def test_a_loader_whose_place_cannot_be_told_warns_once_and_refuses():
         loader.load_state_dict(state)
 
 
+@pytest.mark.each_value
 @pytest.mark.parametrize(("native", "workers"), [(True, 3), (True, 0), (False, 2), (False, 0)])
 @pytest.mark.parametrize("persistent", [False, True])
 def test_on_a_simulated_device(folder: Path, monkeypatch, native, workers, persistent):

@@ -54,6 +54,7 @@ class Iterable(FailsToLoad, IterableDataset):
             yield torch.tensor([self.read, float(torch.rand(()))], dtype=torch.float64)
 
 
+@pytest.mark.each_value
 @pytest.mark.parametrize("dtype", [None, torch.float32])
 @pytest.mark.parametrize("kind", [MapStyle, Iterable])
 @pytest.mark.parametrize(("workers", "worker"), [(0, None), (2, None), (2, 0), (2, 1)])

@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 from typing import Any
 
+import effort
 import numpy as np
 import pytest
 import torch
@@ -197,10 +198,10 @@ def test_a_sampler_that_draws_as_it_goes_may_be_asked_another_number_of_batches_
     def cut(loader):
         return [flat(batch[:, :4].contiguous()) for batch in loader]
 
-    for stop in (0, 1, 4, 13, 14):
-        seed(5)
-        loader = make(before)
-        expected = [cut(loader), cut(loader)]
+    seed(5)
+    loader = make(before)
+    expected = [cut(loader), cut(loader)]
+    for stop in effort.some((0, 1, 4, 13, 14)):
         seed(5)
         loader = make(before)
         iterator = iter(loader)

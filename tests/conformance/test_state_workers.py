@@ -18,6 +18,7 @@ from fastload.memory.kept_states import KeptStates
 folder = photos_fixture()
 
 
+@pytest.mark.each_value
 @pytest.mark.parametrize("native", [False, True])
 @pytest.mark.parametrize(("before", "after", "stop"), [(0, 3, 3), (0, 1, 0), (3, 0, 3), (1, 0, 0), (1, 2, 3)])
 def test_by_sample_another_number_of_workers_gives_the_same_rest(folder: Path, native, before, after, stop):

@@ -104,6 +104,7 @@ PIPELINES = {
 }
 
 
+@pytest.mark.each_value
 @pytest.mark.parametrize("name", PIPELINES)
 @pytest.mark.parametrize("where", ["host", "slots"])
 def test_images_are_deferred_until_their_batch_is_sent(shards, name, where, monkeypatch):
@@ -113,7 +114,8 @@ def test_images_are_deferred_until_their_batch_is_sent(shards, name, where, monk
 
     monkeypatch.setattr(functions, "LEVELS_MIN_BYTES", 1)  # PNG files' images, too
     reference = functools.partial(epochs_of, lambda: loader_of(DataLoader))
-    theirs = reference() if name == "dicts" else kept(reference)  # the order of keys is another in each process
+    # Of dicts, the order of keys is another in each process.
+    theirs = reference() if name == "dicts" else kept(reference, name=name)
     own = {"device": "cpu"}
     if where == "slots":
         own = simulated.install_native(monkeypatch)

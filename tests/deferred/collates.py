@@ -43,6 +43,22 @@ def photo(folder: Path, index: int) -> Image.Image:
     return Image.open(folder / files[index % len(files)]).convert("RGB")
 
 
+class Decoded(Dataset):
+    """Samples of files whose images have pixels before they are deferred."""
+
+    def __init__(self, folder: Path, count: int) -> None:
+        self.folder = folder
+        self.count = count
+
+    def __len__(self) -> int:
+        return self.count
+
+    def __getitem__(self, index: int) -> Any:
+        files = "rgb.png", "lossy.webp", "rgba.png", "grey.png", "lossless.webp", "palette.png"
+        image = Image.open(self.folder / files[index % len(files)]).convert("RGB")
+        return {"image": TRANSFORMS[(4, 0)[index // 4 % 2]](image), "view": TRANSFORMS[0](image)}
+
+
 class Photos(Dataset):
     """Samples with two views of an image; each four have one transform."""
 

@@ -17,7 +17,9 @@ import numpy as np
 import torch
 from backends import normal
 from backends.tensors import bits
+from children import exit_code, forked
 from PIL import Image
+from references import kept
 from torch.utils.data import DataLoader, Dataset
 from torchvision.transforms import v2
 
@@ -28,6 +30,15 @@ _DEAD = re.compile(r"DataLoader worker \(pid(?:\(s\))? (\d+)")
 _plain = v2.Compose(
     [v2.Resize((24, 24)), v2.ToImage(), v2.ToDtype(torch.float32, scale=True), v2.Normalize([0.5], [2])]
 )
+
+
+def kept_or_new(outcome: Callable[[], Any]) -> Any:
+    """Return torch's kept outcome, or a new one if forks cannot run autograd.
+
+    They raise an error once a test of this process has run it.
+    """
+    forks_can = exit_code(forked(lambda: torch.zeros(1, requires_grad=True).sum().backward())) == 0
+    return kept(outcome) if forks_can else outcome()
 
 
 def digest(data: Any) -> str:

@@ -67,35 +67,35 @@ def names(trace, **more):
     return [found.name for found in trace.ranges(**more)]
 
 
-@pytest.mark.parametrize(
-    ("name", "call", "result", "ranges"),
-    [
-        ("method", "kinds.method('a', times=2)", "'aa'", 1),
-        ("of_class", "kinds.of_class()", "Kinds", 1),
-        ("of_class", "Kinds.of_class()", "Kinds", 1),
-        ("static", "Kinds.static(3)", "3", 1),
-        ("attribute", "kinds.attribute", "'attribute'", 1),
-        ("cached", "kinds.cached * 2 and kinds.cached", "'cached'", 1),
-        ("inherited", "kinds.inherited()", "'inherited'", 1),
-        ("super_method", "kinds.super_method()", "'inherited'", 1),
-        ("numbers", "list(kinds.numbers(3))", "[0, 1, 2]", 4),
-        ("wait", "asyncio.run(kinds.wait(2))", "2", 3),
-        ("later", "asyncio.run(gather(kinds.later(2)))", "[0, 1]", 5),
-    ],
-)
-def test_every_kind_of_callable_gets_its_range(traced, name, call, result, ranges):
-    trace = traced(
-        KINDS
-        + f"""
+CALLS = [  # a method's name, a call, what that returns, the number of ranges
+    ("method", "kinds.method('a', times=2)", "'aa'", 1),
+    ("of_class", "kinds.of_class()", "Kinds", 1),
+    ("of_class", "Kinds.of_class()", "Kinds", 1),
+    ("static", "Kinds.static(3)", "3", 1),
+    ("attribute", "kinds.attribute", "'attribute'", 1),
+    ("cached", "kinds.cached * 2 and kinds.cached", "'cached'", 1),
+    ("inherited", "kinds.inherited()", "'inherited'", 1),
+    ("super_method", "kinds.super_method()", "'inherited'", 1),
+    ("numbers", "list(kinds.numbers(3))", "[0, 1, 2]", 4),
+    ("wait", "asyncio.run(kinds.wait(2))", "2", 3),
+    ("later", "asyncio.run(gather(kinds.later(2)))", "[0, 1]", 5),
+]
+
+
+def test_every_kind_of_callable_gets_its_range(traced):
+    calls = [
+        f"""
 kinds = Kinds()
 with annotate("__main__:Kinds.{name}"):
     assert {call} == {result}
 kinds = Kinds()
 assert {call} == {result}
 """
-    )
-    found = trace.ranges()
-    assert [each.name for each in found] == [f"Kinds.{name}"] * ranges  # and none after its removal
+        for name, call, result, _ in CALLS
+    ]
+    found = traced(KINDS + "".join(calls)).ranges()
+    wanted = [[f"Kinds.{name}"] * ranges for name, _, _, ranges in CALLS]  # and none after their removal
+    assert [each.name for each in found] == [name for names in wanted for name in names]
     assert all(each.depth == 0 for each in found), "no range stays open while a generator or coroutine is suspended"
 
 
@@ -113,34 +113,38 @@ assert "inherited" not in vars(Kinds)
     assert names(trace) == ["Kinds.inherited"]
 
 
-@pytest.mark.parametrize("kind", ["def", "generator", "async def", "async generator"])
-@pytest.mark.parametrize("error", ["ValueError", "KeyboardInterrupt"])
-def test_a_range_ends_when_the_call_raises(traced, kind, error):
-    start = "async def" if kind.startswith("async") else "def"
-    run = {
-        "def": "failing()",
-        "generator": "list(failing())",
-        "async def": "asyncio.run(failing())",
-        "async generator": "asyncio.run(gather(failing()))",
-    }[kind]
-    trace = traced(
-        KINDS
-        + f"""
-{start} failing():
+FAILING = {
+    "def": "failing()",
+    "generator": "list(failing())",
+    "async def": "asyncio.run(failing())",
+    "async generator": "asyncio.run(gather(failing()))",
+}
+
+
+def test_a_range_ends_when_the_call_raises(traced):
+    cases = [(kind, error) for kind in FAILING for error in ("ValueError", "KeyboardInterrupt")]
+    calls = [
+        f"""
+{"async def" if kind.startswith("async") else "def"} failing():
     {"yield 1" if "generator" in kind else "pass"}
     raise {error}("from the body")
 with annotate("__main__:failing"), annotate(message="around"):
     try:
-        {run}
+        {FAILING[kind]}
     except {error} as caught:
         print(caught)
 with annotate(message="after"):
     pass
 """
-    )
-    assert trace.stdout == "from the body\n"
-    found = [(each.name, each.parents) for each in trace.ranges()]
-    assert found == [("around", ())] + [("failing", ("around",))] * (2 if "generator" in kind else 1) + [("after", ())]
+        for kind, error in cases
+    ]
+    trace = traced(KINDS + "".join(calls))
+    assert trace.stdout == "from the body\n" * len(cases)
+    found, wanted = [(each.name, each.parents) for each in trace.ranges()], []
+    for kind, _ in cases:
+        inner = [("failing", ("around",))] * (2 if "generator" in kind else 1)
+        wanted += [("around", ()), *inner, ("after", ())]
+    assert found == wanted
 
 
 def test_generators_are_still_driven_from_outside(traced):

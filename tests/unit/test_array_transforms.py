@@ -54,16 +54,19 @@ def classic(module, name, size=32):
 
 
 def check(dataset_of, **arguments):
-    arguments = {"batch_size": 6, "num_workers": 2, "shuffle": True, **arguments}
+    """Compare an epoch; test_arrays.py has several."""
+    arguments = {"batch_size": 6, "num_workers": 2, "shuffle": True, "run": {"count": 1}, **arguments}
     assert_same(*both(dataset_of, FastLoader, {"device": "cpu", "engine": "native"}, **arguments))
 
 
+@pytest.mark.each_value
 @pytest.mark.parametrize("module", [v1, v2], ids=["v1", "v2"])
 @pytest.mark.parametrize("name", steps(v1))
 def test_programs_of_cifar(name, module):
     check(lambda: stored("CIFAR10", classic(module, name)))
 
 
+@pytest.mark.each_value
 @pytest.mark.parametrize("mode", ["constant", "edge", "reflect", "symmetric"])
 @pytest.mark.parametrize("module", [v1, v2], ids=["v1", "v2"])
 @pytest.mark.parametrize("name", ["CIFAR10", "MNIST"])
@@ -72,6 +75,7 @@ def test_crops_that_pad(name, module, mode):
     check(lambda: stored(name, module.Compose([crop, v1.PILToTensor()])))
 
 
+@pytest.mark.each_value
 @pytest.mark.parametrize(("mode", "padding"), [("constant", 40), ("edge", 40), ("reflect", 31), ("symmetric", 32)])
 @pytest.mark.parametrize("flips", [False, True])
 def test_crops_of_little_but_padding(mode, padding, flips):
@@ -136,6 +140,7 @@ GRAY_STEPS = {
 }
 
 
+@pytest.mark.each_value
 @pytest.mark.parametrize("name", GRAY_STEPS)
 @pytest.mark.parametrize("module", [v1, v2], ids=["v1", "v2"])
 def test_programs_of_mnist(module, name):

@@ -51,6 +51,7 @@ def check(dataset_of, own=None, **arguments):
     assert_same(*both(dataset_of, FastLoader, own, **arguments))
 
 
+@pytest.mark.each_value
 @pytest.mark.parametrize("workers", [0, 1, 3])
 @pytest.mark.parametrize("name", COLORED)
 def test_batches_are_torchs(name, workers):
@@ -362,7 +363,7 @@ def test_images_lie_in_memory_in_any_order(order):
     dataset = stored("CIFAR10", random_crop())
     axes = ["NHWC".index(axis) for axis in order]
     dataset.data = np.ascontiguousarray(dataset.data.transpose(axes)).transpose(np.argsort(axes))
-    check(lambda: dataset)
+    check(lambda: dataset, name="images in any order")
 
 
 SINGLE = {"batch_size": 1, "shuffle": False}  # as torch asks beside a batch sampler

@@ -244,12 +244,13 @@ def test_several_gpus_refuse_what_is_not_there(given, capsys) -> None:
     assert given[0] in capsys.readouterr().err
 
 
-def test_several_gpus_keep_to_their_cores(monkeypatch) -> None:
-    kept: list[list[int]] = []
-    monkeypatch.setattr(os, "sched_setaffinity", lambda process, cores: kept.append(list(cores)))
-    multigpu._limit(None)
-    multigpu._limit(1)
-    assert kept == [sorted(os.sched_getaffinity(0))[:1]]
+def test_each_of_several_processes_has_cores_of_its_own(monkeypatch) -> None:
+    kept: list[set[int]] = []
+    monkeypatch.setattr(os, "sched_getaffinity", lambda process: {9, 4, 5, 6, 7})
+    monkeypatch.setattr(os, "sched_setaffinity", lambda process, cores: kept.append(cores))
+    for rank in range(3):
+        _ranks.bind(rank, 2)
+    assert kept == [{4, 5}, {6, 7}, {9, 4}]
 
 
 def test_several_gpus_are_skipped_where_there_is_none(monkeypatch, capsys) -> None:

@@ -9,6 +9,8 @@ import pytest
 class Item:
     """What pytest collects for one combination of parameters."""
 
+    each_value = None
+
     def __init__(self, *marks, **params):
         self.nodeid = f"test_of_{len(marks)}[{params}]"
         self.marks = [pytest.mark.parametrize(names, []).mark for names in marks]
@@ -18,6 +20,10 @@ class Item:
     def iter_markers(self, name):
         assert name == "parametrize"
         return self.marks
+
+    def get_closest_marker(self, name):
+        assert name == "each_value"
+        return self.each_value
 
 
 def product(*marks, **values):
@@ -33,6 +39,14 @@ def test_each_pair_of_values_is_still_there(fixtures):
         assert len({str((item.params[first], item.params[second])) for item in left}) == len(
             {str((item.params[first], item.params[second])) for item in items}
         )
+
+
+def test_each_value_is_still_there_with_others_beside_it_each_time(monkeypatch):
+    monkeypatch.setattr(Item, "each_value", "marked")
+    items = product("a", "b", a=range(4), b="xy")
+    left = [tuple(item.params.values()) for item in items if item not in effort.beyond_pairs(items)]
+    assert [a for a, _ in left] == [0, 1, 2, 3]
+    assert sorted(b for _, b in left) == ["x", "x", "y", "y"]
 
 
 def test_lists_and_products_of_two_stay_whole():

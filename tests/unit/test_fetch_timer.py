@@ -113,11 +113,12 @@ def test_codecs_are_told_from_folders_that_are_called_like_them(path, expected):
 
 
 def test_lazy_images_count_as_a_codec():
+    from fastload.lazy import files as lazy_files
     from fastload.lazy import functions as lazy_functions
     from fastload.lazy import images as lazy_images
     from fastload.lazy import pixels as pending_pixels
 
-    functions = lazy_functions.install, lazy_images.install, pending_pixels.Pending.cropped
+    functions = lazy_functions.install, lazy_images.install, lazy_files.note, pending_pixels.Pending.cropped
     assert {function.__code__.co_filename for function in functions} <= stack_sampler._registered
 
 

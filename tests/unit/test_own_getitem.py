@@ -329,7 +329,8 @@ def test_a_method_that_may_do_more_is_refused(root, method):
     assert OTHERS[method] in read.reasons[0]
     if method in (transformed_again, opened_beside, renames_a_file):  # raises in torch's workers, too
         return
-    assert_same(*both(lambda: kind(root, train_v1()), FastLoader, {"device": "cpu"}, batch_size=13, num_workers=1))
+    one = {"batch_size": 13, "num_workers": 1, "run": {"count": 1}}
+    assert_same(*both(lambda: kind(root, train_v1()), FastLoader, {"device": "cpu"}, **one))
 
 
 def test_a_property_or_an_object_of_ones_own_is_refused(root):

@@ -151,6 +151,7 @@ def with_step(step):
     return v1.Compose([v1.RandomResizedCrop(24), step, v1.RandomHorizontalFlip(), v1.ToTensor()])
 
 
+@pytest.mark.each_value
 @pytest.mark.parametrize("workers", [0, 1, 3])
 @pytest.mark.parametrize("name", KNOWN)
 def test_what_is_known_gives_torchs_batches(root, name, workers):

@@ -247,6 +247,7 @@ def test_levels_that_are_made_are_copied_as_they_are(runs, planar):
     batch = batch_of(planar=planar)
     whole = of_levels(pixels[0][:, :40].copy(), (0, 0, 40, 40))
     parts = [of_levels(pixels[1], (3, 20, 43, 60)), of_levels(pixels[1], (9, 1, 49, 41), mirrored=True, flipped=True)]
+    parts.append(of_levels(pixels[1], (5, 8, 45, 48), steps=(("invert", {}),)))
     mixed = replace(batch, images=(whole, *batch.images[:6], *parts))
     theirs = expected(mixed)
     assert torch.equal(theirs[0][:, 7, 9], mixed.table[[0, 1, 2], torch.from_numpy(pixels[0])[7, 9].long()])
@@ -255,13 +256,14 @@ def test_levels_that_are_made_are_copied_as_they_are(runs, planar):
     assert painted.tobytes() == (theirs if planar else theirs.permute(0, 2, 3, 1)).numpy().tobytes()
     ours, files = arrived([deferred(mixed)])
     assert same(ours[0], theirs)
-    assert sorted(files._levels) == [0, 7, 8]
+    assert sorted(files._levels) == [0, 7, 8, 9]
     assert files.staged == 6
     only = replace(mixed, images=(whole, *parts), fills=())
     before = runs.count
     assert same(arrived([deferred(only)])[0][0], expected(only))
     assert runs.count == before
-    assert only.staged_bytes < only.nbytes + 3 * STAGED_BYTES
+    levels = 3 * sum(width * height for width, height in (image.size for image in only.images))
+    assert only.staged_bytes == levels + 4 * STAGED_BYTES
 
 
 def test_nothing_is_decoded_there_once_the_decoder_gave_up(runs, monkeypatch):

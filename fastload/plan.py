@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from fastload.route import Route
     from fastload.stats.stats import Stats
 
-FOR_OPENCV: Final = "; JPEG files that cv2 reads are decoded natively"
+FOR_OPENCV: Final = "; JPEG and PNG files that cv2 reads are decoded natively"
 ON_LAZY_IMAGES: Final = ", on lazy images: of a JPEG file only what is used is decoded, natively"
 """How a plan's step says that Pillow's images are lazy there."""
 

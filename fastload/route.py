@@ -39,7 +39,7 @@ class Route:
         recipe: How samples are made natively; ``None`` if the dataset makes them.
         reasons: Why the dataset makes them, or workers instead of decode threads.
         is_lazy: Whether Pillow's images are lazy in worker processes.
-        for_opencv: Whether JPEG files that OpenCV reads in worker processes are decoded natively.
+        for_opencv: Whether JPEG and PNG files that OpenCV reads in worker processes are decoded natively.
         is_deferred: Whether tensors that torchvision makes of them are deferred.
         no_slots: Why workers do not write into pinned slots; ``None`` if they do.
         not_on_gpu: Why decode threads, or workers of lazy images, decode every image; ``None`` if the GPU can decode

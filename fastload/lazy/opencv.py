@@ -49,8 +49,15 @@ _HOW: Final = {
 _PROBES: Final = ("gray.jpg", "444.jpg", "422.jpg", "420.jpg", "gray.png", "rgb.png", "rgba.png")
 _DEFAULTS: Final = {"imread": _COLOR, "imdecode": None}
 """The functions, and the flags of a call that gives none."""
-_LIMITS: Final = "OPENCV_IO_MAX_IMAGE_"
-"""What names of environment variables begin with by which OpenCV refuses large images."""
+_LIMITS: Final = {
+    "OPENCV_IO_MAX_IMAGE_WIDTH": 1 << 20,
+    "OPENCV_IO_MAX_IMAGE_HEIGHT": 1 << 20,
+    "OPENCV_IO_MAX_IMAGE_PIXELS": 1 << 30,
+}
+"""Environment variables by which OpenCV refuses images that are larger, and what each is by default.
+
+The core takes none that are larger than that.
+"""
 
 _empty: Final = functools.partial(np.empty, dtype=np.uint8)
 
@@ -151,8 +158,8 @@ def _in_place_of(original: Any, name: str, opencv: _OpenCV) -> Any:
 
 
 def is_used() -> bool:
-    """Whether the program has imported cv2, and the core decodes for it."""
-    return imported("cv2") is not None and _core.uses_own_decoder() and sys.getfilesystemencoding() == "utf-8"
+    """Whether the program has imported cv2, and :func:`install` would replace functions of it."""
+    return bool(_replaceable())
 
 
 def install() -> bool:
@@ -161,17 +168,28 @@ def install() -> bool:
     Returns:
         Whether a function was replaced.
     """
+    originals = _replaceable()
+    if originals:
+        opencv = _OpenCV(originals["imdecode"])
+        for name, original in originals.items():
+            setattr(imported("cv2"), name, _in_place_of(original, name, opencv))
+    return bool(originals)
+
+
+def _replaceable() -> dict[str, Any]:
+    """Find functions that the core can stand in for: OpenCV's own, with its own limits."""
     module = imported("cv2")
-    if module is None or not is_used() or any(name.startswith(_LIMITS) for name in os.environ):
-        return False
+    if module is None or not _core.uses_own_decoder() or sys.getfilesystemencoding() != "utf-8" or _is_limited():
+        return {}
     found = {name: vars(module).get(name) for name in _DEFAULTS}
     plain = {name: each for name, each in found.items() if type(each) is BuiltinFunctionType and each.__name__ == name}
-    if "imdecode" not in plain:  # which reads the probes
-        return False
-    opencv = _OpenCV(plain["imdecode"])
-    for name, original in plain.items():
-        setattr(module, name, _in_place_of(original, name, opencv))
-    return True
+    return plain if "imdecode" in plain else {}  # which reads the probes
+
+
+def _is_limited() -> bool:
+    """Whether the user makes OpenCV refuse images that it takes by default."""
+    limits = ((os.environ[name], default) for name, default in _LIMITS.items() if name in os.environ)
+    return any(not (value.isascii() and value.isdecimal()) or int(value) < default for value, default in limits)
 
 
 def uninstall() -> None:

@@ -393,13 +393,21 @@ def test_a_patched_imread_gains_by_imdecode(monkeypatch):
     assert cv2.imread is own
     assert cv2.imdecode is not imdecode
     opencv.uninstall()
+    assert opencv.is_used()
     monkeypatch.setattr(sys.modules["cv2"], "imdecode", own)
-    assert not opencv.install()
+    assert (opencv.is_used(), opencv.install()) == (False, False)  # and no plan says that they are
 
 
-def test_limits_of_the_users_are_left_to_opencv(monkeypatch):
-    monkeypatch.setenv("OPENCV_IO_MAX_IMAGE_PIXELS", "9999")
-    assert not opencv.install()
+def test_lower_limits_of_the_users_are_left_to_opencv(monkeypatch):
+    for name, value, native in (
+        *(("PIXELS", "9999", False), ("PIXELS", str(1 << 30), True), ("PIXELS", str(1 << 40), True)),
+        *(("PIXELS", "2000MB", False), ("PIXELS", "", False), ("PIXELS", "²", False)),
+        *(("WIDTH", str((1 << 20) - 1), False), ("HEIGHT", "99", False), ("HEIGHT", str(1 << 20), True)),
+    ):
+        with monkeypatch.context() as changed:
+            changed.setenv(f"OPENCV_IO_MAX_IMAGE_{name}", value)
+            assert (opencv.is_used(), opencv.install()) == (native, native), (name, value)
+            opencv.uninstall()
 
 
 def test_flags_whose_bits_differ_are_left_to_opencv(originals, monkeypatch):

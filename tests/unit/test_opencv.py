@@ -23,7 +23,7 @@ from children import exit_code, forked
 from jpeg_writer import FACTORS, segment, write_jpeg
 from photos import jpeg
 from png_writer import SIGNATURE, chunk, header, write_png
-from torture import mutations
+from torture import codecs, mutations
 
 from fastload import _core
 from fastload.lazy import opencv
@@ -296,13 +296,16 @@ def test_opencv_complains_itself(originals, decoded, tmp_path, capfd, name):
 def test_damaged_files_give_the_same_in_silence(originals, capfd):
     decode, seen = _core.decode_for_opencv, Counter()
     rng = random.Random(1)
-    natives = [*(FILES[name] for name in NATIVE), *(data for data, native in PNGS.values() if native)]
+    photos, pngs = [FILES[name] for name in NATIVE], [data for data, native in PNGS.values() if native]
     capfd.readouterr()
     for _ in range(800):
-        if rng.random() < 0.6:
+        kind = rng.randrange(3)
+        if kind == 0:
             data = mutations.mutated(rng)
+        elif kind == 1:
+            data = codecs.damaged(rng.choice(pngs), rng)  # most with the right checksums
         else:  # within a scan that is decoded natively
-            data = bytearray(rng.choice(natives))
+            data = bytearray(rng.choice(photos))
             at = rng.randrange(len(data) // 2, len(data))
             data[at] ^= 1 << rng.randrange(8)
         array = np.frombuffer(bytes(data), np.uint8)

@@ -1,4 +1,4 @@
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from os import PathLike
 from types import FunctionType
 from typing import Any, ClassVar, Literal, TypeAlias
@@ -359,6 +359,18 @@ def decode(
     fast: bool = False,
     index: JpegIndex | None = None,
 ) -> _Outcome: ...
+
+# What OpenCV makes of a JPEG or PNG file, in what allocate(shape) returns; None if OpenCV has to read it. Pixels are
+# "bgr", "rgb", "gray" or "as stored". With `upright`, None for images that may say that they are turned.
+def decode_for_opencv(
+    data: _Source,
+    pixels: str,
+    upright: bool,
+    allocate: Callable[[tuple[int, ...]], Any],
+) -> Any: ...
+
+# New bytes, and a 1-D array of their memory: fill it before anything else gets to see them.
+def unfilled_bytes(size: int) -> tuple[bytes, _Array]: ...
 
 # Copies a value of `table`, (C, 256), for each of `levels`, (N, H, W, C) uint8, into `out`, (N, C, H, W), which is
 # planar or else channels-last. Values have 2 or 4 bytes. Releases the GIL.

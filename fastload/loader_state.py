@@ -106,7 +106,7 @@ class LoaderState:
 
     def painter(self, loader: LoaderConfig[Any], route: Route, slots: SlotPool) -> Painter | None:
         """Return what lets workers stage deferred tensors in slots; kept with these across epochs."""
-        if loader.decode == "cpu" or not route.is_lazy or route.not_on_gpu is not None:
+        if loader.decode == "cpu" or not route.is_deferred or route.not_on_gpu is not None:
             slots.paints = False
             return None
         if self._painter is None or self._painter.slots is not slots:

@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from fastload.route import Route
     from fastload.stats.stats import Stats
 
+FOR_OPENCV: Final = "; JPEG and PNG files that cv2 reads are decoded natively"
 ON_LAZY_IMAGES: Final = ", on lazy images: of a JPEG file only what is used is decoded, natively"
 """How a plan's step says that Pillow's images are lazy there."""
 
@@ -135,11 +136,11 @@ def _plan_of(loader: LoaderConfig[Any], route: Route, stats: Stats) -> Plan:
     workers = loader.num_workers
     place = f"{workers} worker process{'es' if workers != 1 else ''}" if workers else "main process"
     is_lazy = route.is_lazy and around is None
-    lazy = ON_LAZY_IMAGES if is_lazy else ""
+    lazy = (ON_LAZY_IMAGES if is_lazy else "") + (FOR_OPENCV if route.for_opencv and around is None else "")
     fetch = Step("fetch", place, f"{reads} of {type(loader.dataset).__name__}, unchanged{lazy}{_seeded(loader)}")
     of_dataset = _UNCHANGED if around is None else "decode threads of this process make no batches: "
     notes = [*(f"{of_dataset}{reason}" for reason in route.reasons), *_old_index(loader.dataset)]
-    if is_lazy and loader.deferred:
+    if is_lazy and route.is_deferred:
         notes.append(_deferred(loader, route, stats))
     if around is not None:
         threads = f"{place}, a decode thread each" if workers else f"{cores_for_loading()} decode threads, in next()"

@@ -38,6 +38,8 @@ class Route:
         recipe: How samples are made natively; ``None`` if the dataset makes them.
         reasons: Why the dataset makes them, or workers instead of decode threads.
         is_lazy: Whether Pillow's images are lazy in worker processes.
+        for_opencv: Whether JPEG and PNG files that OpenCV reads in worker processes are decoded natively.
+        is_deferred: Whether tensors that torchvision makes of them are deferred.
         no_slots: Why workers do not write into pinned slots; ``None`` if they do.
         not_on_gpu: Why decode threads, or workers of lazy images, decode every image; ``None`` if the GPU can decode
             some.
@@ -49,6 +51,8 @@ class Route:
     recipe: Recipe | None = None
     reasons: tuple[str, ...] = ()
     is_lazy: bool = False
+    for_opencv: bool = False
+    is_deferred: bool = False
     no_slots: str | None = None
     not_on_gpu: str | None = None
 
@@ -72,13 +76,20 @@ class Outcomes(Protocol):
         ...
 
 
-def decide(loader: LoaderConfig[Any], outcomes: Outcomes, prepare_lazy_images: Callable[[], bool], own: bool) -> Route:
+def decide(
+    loader: LoaderConfig[Any],
+    outcomes: Outcomes,
+    prepare_lazy_images: Callable[[], bool],
+    decodes_for_opencv: Callable[[], bool],
+    own: bool,
+) -> Route:
     """Decide what makes an epoch of ``loader`` that starts now.
 
     Args:
         loader: The loader.
         outcomes: What its earlier epochs have shown.
         prepare_lazy_images: Whether Pillow's images can be lazy here. Called if workers may need it.
+        decodes_for_opencv: Whether the core can decode what OpenCV reads here. Called in the same case.
         own: Whether the loader makes its iterators itself.
     """
     device = torch.device("cpu") if own else resolve_device(loader.device)
@@ -107,13 +118,16 @@ def decide(loader: LoaderConfig[Any], outcomes: Outcomes, prepare_lazy_images: C
         around = recipe.first_call is not None and loader.randomness == "worker"  # else only torch's samples are seeded
         maker = "workers" if around else "python"
         recipe = None if maker == "python" else recipe
-    is_lazy = loader.engine != "torch" and bool(loader.num_workers) and not own and prepare_lazy_images()
+    changes_libraries = loader.engine != "torch" and bool(loader.num_workers) and not own
+    is_lazy = changes_libraries and prepare_lazy_images()
+    for_opencv = changes_libraries and decodes_for_opencv()
+    is_deferred = is_lazy and loader.deferred and "torchvision" in sys.modules
     no_slots = no_slots_because(loader, device)
     if is_lazy and recipe is None:
         not_on_gpu = _not_on_gpu(loader, None, device)
     if maker == "next":
         no_slots = no_slots or "the main process makes the samples"
-    return Route(maker, device, is_plain, recipe, reasons, is_lazy, no_slots, not_on_gpu)
+    return Route(maker, device, is_plain, recipe, reasons, is_lazy, for_opencv, is_deferred, no_slots, not_on_gpu)
 
 
 def _running(loader: LoaderConfig[Any], device: torch.device) -> Recipe | None:

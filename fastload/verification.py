@@ -146,7 +146,7 @@ def verify(
         torchs = _as_torch(_make_twin(loader, seed))
         theirs, made = _batches(torchs, seed, batches, kept[1:]), _make_twin(loader, seed)
         with made if isinstance(made, FastLoader) else FastLoader.wrap(made) as fast:
-            if (route := route_of(fast)).engine == "torch" and not route.is_lazy:
+            if (route := route_of(fast)).engine == "torch" and not (route.is_lazy or route.for_opencv):
                 return Verification(0, route.engine, None, notes=fast.plan.notes, is_torchs=True)
             ours = _batches(fast, seed, batches, kept[1:])
             if isinstance(fast.num_workers, AutoWorkers):  # the epoch's number of workers is known once it has begun

@@ -5,6 +5,8 @@
 #include <string>
 #include <vector>
 
+#include <sys/stat.h>
+
 #include <nanobind/ndarray.h>
 #include <nanobind/stl/array.h>
 #include <nanobind/stl/shared_ptr.h>
@@ -13,6 +15,7 @@
 
 #include "bindings/pool.h"
 #include "index/jpeg_index.h"
+#include "sample/whole_image.h"
 
 namespace nb = nanobind;
 using namespace nb::literals;
@@ -60,6 +63,51 @@ nb::tuple decode_one(nb::handle data, Images out, const std::array<std::int32_t,
   return to_tuple(outcome);
 }
 
+// What OpenCV makes of a file, in an array that allocate(shape) makes; None if OpenCV has to read it. A path must be a
+// str that is UTF-8.
+nb::object decode_for_opencv(nb::handle data, const std::string& pixels, bool upright, nb::handle allocate) {
+  const WantedPixels wanted = named<WantedPixels>({{"bgr", WantedPixels::bgr},
+                                                   {"rgb", WantedPixels::rgb},
+                                                   {"gray", WantedPixels::gray},
+                                                   {"as stored", WantedPixels::as_stored}},
+                                                  pixels, "pixels");
+  static thread_local Buffer buffer;  // kept between files
+  std::vector<BytesView> views;
+  const Input input = input_from(data, views);
+  ByteSource source;
+  WholeImage image;
+  bool done = false;
+  {
+    nb::gil_scoped_release release;
+    if (input.data != nullptr) {
+      source.borrow(input.data, input.size);
+      done = scan_whole_image(source, wanted, upright, image);
+    } else if (struct stat about; ::stat(input.path.c_str(), &about) == 0 && S_ISREG(about.st_mode)) {
+      source.set_buffer(std::move(buffer));
+      done = source.open(input.path.c_str()) == Status::ok && scan_whole_image(source, wanted, upright, image);
+    }
+  }
+  nb::object made = nb::none();
+  if (done) {
+    const auto [height, width] = std::make_pair(image.header.height, image.header.width);
+    made = allocate(image.bytes == PixelBytes::luma ? nb::make_tuple(height, width) : nb::make_tuple(height, width, 3));
+    const auto array = nb::cast<nb::ndarray<std::uint8_t, nb::c_contig, nb::device::cpu>>(made);
+    if (array.nbytes() != image.row_bytes() * height) throw nb::value_error("allocate must give arrays of that shape");
+    nb::gil_scoped_release release;
+    done = decode_whole_image(source, image, array.data());
+  }
+  if (input.data == nullptr) buffer = source.take_buffer();
+  return done ? made : nb::none();
+}
+
+// New bytes, and an array of their memory to fill them by.
+nb::tuple unfilled_bytes(std::size_t size) {
+  const auto made = nb::steal<nb::bytes>(PyBytes_FromStringAndSize(nullptr, static_cast<Py_ssize_t>(size)));
+  if (!made.is_valid()) throw nb::python_error();
+  auto* const memory = reinterpret_cast<std::uint8_t*>(PyBytes_AS_STRING(made.ptr()));
+  return nb::make_tuple(made, nb::ndarray<nb::numpy, std::uint8_t, nb::ndim<1>>(memory, {size}, made));
+}
+
 // The lower bound in `python -m benchmarks decode`: region decodes whose rows are dropped.
 void decode_and_drop_all(nb::sequence images, const std::vector<std::vector<std::uint32_t>>& boxes) {
   std::vector<BytesView> views;
@@ -88,6 +136,8 @@ void decode_and_drop_all(nb::sequence images, const std::vector<std::vector<std:
 void bind_decode(nb::module_& m) {
   m.def("decode_and_drop", &decode_and_drop_all, "images"_a, "boxes"_a);
   m.def("jpeg_header", &jpeg_header, "data"_a);
+  m.def("decode_for_opencv", &decode_for_opencv, "data"_a, "pixels"_a, "upright"_a, "allocate"_a);
+  m.def("unfilled_bytes", &unfilled_bytes, "size"_a);
   m.def("scan_end", &scan_end, "data"_a, "max_pixels"_a = 0);
   m.def("decode", &decode_one, "data"_a, "out"_a.noconvert(), "geometry"_a, nb::kw_only(), "filter"_a = "bilinear",
         "pass_rule"_a = "horizontal_first", "max_pixels"_a = 0, "fast"_a = false, "index"_a = nb::none());

@@ -44,6 +44,10 @@ Status scan_webp(ByteSource& source, ImageHeader& header);
 Status decode_webp(ByteSource& source, const ImageHeader& header, const Region& region, ConstImage& image);
 std::string webp_version();
 
+// Reads a whole file. `ok` means that it holds hardly more than pixels, gray, RGB or RGBA of 8 bits and not interlaced,
+// in chunks of ordinary size with the right checksums. So whatever libpng reads without a warning, decode_png() does.
+Status scan_plain_png(ByteSource& source, ImageHeader& header);
+
 // Bytes of each buffer that a thread keeps for its next image, at most.
 inline constexpr std::size_t kKeptCodecBytes = std::size_t{4} << 20;
 

@@ -408,16 +408,28 @@ bool inflate(const std::uint8_t* data, std::size_t size, std::uint8_t* to, std::
 }
 
 std::uint32_t crc_32(const std::uint8_t* data, std::size_t size) {
-  static constexpr auto table = [] {
-    std::array<std::uint32_t, 256> values{};
+  // tables[n]: of a byte that n others follow.
+  static constexpr auto tables = [] {
+    std::array<std::array<std::uint32_t, 256>, 8> values{};
     for (std::uint32_t i = 0; i < 256; ++i) {
-      values[i] = i;
-      for (int bit = 0; bit < 8; ++bit) values[i] = values[i] >> 1 ^ ((values[i] & 1) != 0 ? 0xEDB88320u : 0);
+      values[0][i] = i;
+      for (int bit = 0; bit < 8; ++bit) {
+        values[0][i] = values[0][i] >> 1 ^ ((values[0][i] & 1) != 0 ? 0xEDB88320u : 0);
+      }
+    }
+    for (std::size_t n = 1; n < 8; ++n) {
+      for (std::size_t i = 0; i < 256; ++i) values[n][i] = values[n - 1][i] >> 8 ^ values[0][values[n - 1][i] & 255];
     }
     return values;
   }();
   std::uint32_t crc = ~std::uint32_t{0};
-  for (; size > 0; --size) crc = crc >> 8 ^ table[(crc ^ *data++) & 255];
+  for (; size >= 8; size -= 8, data += 8) {
+    std::uint32_t next = 0;
+    for (std::size_t n = 0; n < 4; ++n)
+      next ^= tables[7 - n][(crc >> 8 * n ^ data[n]) & 255] ^ tables[3 - n][data[4 + n]];
+    crc = next;
+  }
+  for (; size > 0; --size) crc = crc >> 8 ^ tables[0][(crc ^ *data++) & 255];
   return ~crc;
 }
 

@@ -2,6 +2,7 @@
 #include <cstring>
 #include <iterator>
 #include <new>
+#include <utility>
 
 #include "codecs/codecs.h"
 #include "codecs/inflate.h"
@@ -351,6 +352,34 @@ Status scan_png(ByteSource& source, ImageHeader& header) try {
   return status;
 } catch (const std::bad_alloc&) {
   return Status::unsupported;
+}
+
+Status scan_plain_png(ByteSource& source, ImageHeader& header) {
+  const Status status = scan_png(source, header);
+  if (status != Status::ok) return status;
+  Layout layout;
+  if (read_layout(source, layout) != Status::ok || layout.bits != 8 || layout.channels == 2 || layout.interlaced) {
+    return source.failure_or(Status::unsupported);
+  }
+  const Span compression = source.at(sizeof kSignature + 18, 1);
+  if (compression.size == 0 || compression.data[0] != 0) return source.failure_or(Status::unsupported);
+  bool has_density = false;
+  Chunk chunk;
+  Bytes data{};
+  for (std::size_t at = sizeof kSignature + 25; read_chunk(source, at, chunk) && read_data(source, chunk, data);
+       at = chunk.end()) {
+    switch (chunk.type) {
+      case type_of("IEND"): return chunk.end() == source.size() ? Status::ok : Status::unsupported;
+      case type_of("IDAT"):
+        if (chunk.size == 0) return Status::unsupported;
+        break;
+      case type_of("pHYs"):
+        if (chunk.size != 9 || at > header.scan_at || std::exchange(has_density, true)) return Status::unsupported;
+        break;
+      default: return Status::unsupported;
+    }
+  }
+  return source.failure_or(Status::unsupported);
 }
 
 Status decode_png(ByteSource& source, const ImageHeader& header, const Region& region, ConstImage& image) {

@@ -2,17 +2,17 @@
 // the filtered rows of a PNG file, and as a zlib stream. The last bytes choose crop and kind.
 //
 // Besides crashes and sanitizer reports, it checks that a crop equals that part of the whole image and has its status,
-// and that nothing is written outside the output. Changed files mostly get sound checksums.
+// that OpenCV's functions are given the same, and that nothing is written outside the output. Changed files mostly get
+// sound checksums.
 #include <algorithm>
 #include <cstdint>
-#include <cstdio>
-#include <cstdlib>
 #include <cstring>
 #include <string>
 #include <vector>
 
 #include "codecs/codecs.h"
 #include "codecs/inflate.h"
+#include "fuzz/checks.h"
 #include "jpeg/decoder.h"
 #include "sample/sample.h"
 
@@ -24,15 +24,7 @@ namespace {
 
 constexpr std::uint64_t kMaxPixels = 1 << 18;
 constexpr std::size_t kControlBytes = 8;
-constexpr std::uint8_t kGuard = 0xA5;
-constexpr std::size_t kGuardBytes = 64;
 constexpr std::uint8_t kSignature[] = {0x89, 'P', 'N', 'G', '\r', '\n', 0x1A, '\n'};
-
-void demand(bool condition, const char* what) {
-  if (condition) return;
-  std::fprintf(stderr, "broken: %s\n", what);
-  std::abort();
-}
 
 void put_32(std::uint8_t* to, std::uint32_t value) {
   for (int i = 0; i < 4; ++i) to[i] = static_cast<std::uint8_t>(value >> (24 - 8 * i));
@@ -57,9 +49,7 @@ Status decode_crop(const Input& input, const PixelBox& crop, std::vector<std::ui
   geometry.crop = crop;
   Outcome outcome;
   process(input, geometry, options, {pixels.data() + kGuardBytes, std::ptrdiff_t{3} * crop.width}, outcome);
-  for (std::size_t i = 0; i < kGuardBytes; ++i) {
-    demand(pixels[i] == kGuard && pixels[pixels.size() - 1 - i] == kGuard, "wrote outside of the output");
-  }
+  check_guards(pixels);
   return outcome.status;
 }
 
@@ -74,6 +64,7 @@ void run(const std::uint8_t* data, std::size_t size, const std::uint8_t* control
   const int height = static_cast<int>(header.height), width = static_cast<int>(header.width);
   static std::vector<std::uint8_t> whole, part;
   const Status status = decode_crop(input, {0, 0, height, width}, whole);
+  check_whole_image(data, size, status == Status::ok ? &whole[kGuardBytes] : nullptr);
   PixelBox crop;
   crop.top = control[0] * height / 256;
   crop.left = control[1] * width / 256;

@@ -2,11 +2,10 @@
 //
 // Besides crashes and sanitizer reports, it checks that the core's own decoder gives the same pixels, status and
 // message as libjpeg-turbo, with an index and without, that a region equals that part of the whole image, that a
-// streamed resize equals that of the whole image, and that nothing is written outside the output. The same of the bytes
-// with a few changes, with the index of the unchanged ones. Lists of points that are not of the file give some pixels.
+// streamed resize equals that of the whole image, that OpenCV's functions are given the same, and that nothing is
+// written outside the output. The same of the bytes with a few changes, with the index of the unchanged ones. Lists of
+// points that are not of the file give some pixels.
 #include <algorithm>
-#include <cstdio>
-#include <cstdlib>
 #include <cstring>
 #include <memory>
 #include <random>
@@ -15,6 +14,7 @@
 #include <vector>
 
 #include "base/simd_level.h"
+#include "fuzz/checks.h"
 #include "gpu/staging.h"
 #include "index/jpeg_index.h"
 #include "sample/sample.h"
@@ -25,15 +25,7 @@ namespace {
 
 constexpr std::uint64_t kMaxPixels = 1 << 18;  // larger images only take longer
 constexpr std::size_t kControlBytes = 8;
-constexpr std::uint8_t kGuard = 0xA5;
-constexpr std::size_t kGuardBytes = 64;
 constexpr std::size_t kPointsHeader = 15;  // bytes of a list of points before its first one
-
-void demand(bool condition, const char* what) {
-  if (condition) return;
-  std::fprintf(stderr, "broken: %s\n", what);
-  std::abort();
-}
 
 struct Output {
   std::vector<std::uint8_t> bytes;
@@ -43,11 +35,7 @@ struct Output {
       : bytes(std::size_t{3} * rows * columns + 2 * kGuardBytes, kGuard), height(rows), width(columns) {}
   std::uint8_t* pixels() { return bytes.data() + kGuardBytes; }
   std::size_t size() const { return bytes.size() - 2 * kGuardBytes; }
-  void check() const {
-    for (std::size_t i = 0; i < kGuardBytes; ++i) {
-      demand(bytes[i] == kGuard && bytes[bytes.size() - 1 - i] == kGuard, "wrote outside of the output");
-    }
-  }
+  void check() const { check_guards(bytes); }
 };
 
 // Of one input: what it finds does not depend on the inputs before.
@@ -235,6 +223,7 @@ extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size
 
   Output whole(height, width);
   const Status whole_status = run(input, Geometry{}, SampleOptions{}, whole);
+  check_whole_image(input.data, input.size, whole_status == Status::ok ? whole.pixels() : nullptr);
 
   Geometry geometry;
   geometry.crop = choose_box(choice, height, width);

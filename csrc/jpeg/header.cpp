@@ -5,6 +5,8 @@
 #include <iterator>
 #include <utility>
 
+#include "base/tiff.h"
+
 namespace fastload {
 namespace {
 
@@ -19,27 +21,6 @@ struct Segment {
   bool starts_with(const char (&text)[N]) const {  // without the literal's terminating zero
     return size >= N - 1 && std::memcmp(data, text, N - 1) == 0;
   }
-};
-
-std::uint32_t big_endian_16(const std::uint8_t* p) { return static_cast<std::uint32_t>(p[0] << 8 | p[1]); }
-
-class TiffReader {
- public:
-  TiffReader(Segment segment, bool little_endian) : segment_(segment), little_endian_(little_endian) {}
-  bool has(std::size_t offset, std::size_t count) const {
-    return offset <= segment_.size && count <= segment_.size - offset;
-  }
-  std::uint32_t u16(std::size_t at) const {
-    const std::uint8_t* p = segment_.data + at;
-    return little_endian_ ? static_cast<std::uint32_t>(p[1] << 8 | p[0]) : big_endian_16(p);
-  }
-  std::uint32_t u32(std::size_t at) const {
-    return little_endian_ ? u16(at + 2) << 16 | u16(at) : u16(at) << 16 | u16(at + 2);
-  }
-
- private:
-  Segment segment_;
-  bool little_endian_;
 };
 
 // Whether Pillow reads a TIFF tag directory without a warning: all entries, the offset of the next directory and all
@@ -69,7 +50,7 @@ bool exif_opens(Segment exif) {
   for (int i = 0; i < 2 && exif.starts_with("Exif\0\0"); ++i) exif = {exif.data + 6, exif.size - 6};
   if (exif.starts_with("Exif\0\0")) return false;
   if (exif.size < 8) return true;
-  const TiffReader tiff(exif, exif.data[0] == 'I');
+  const TiffReader tiff(exif.data, exif.size, exif.data[0] == 'I');
   const std::size_t directory = tiff.u32(4);
   if (!directory_is_sound(tiff, directory)) return false;
   constexpr std::uint32_t x_resolution = 0x011A, resolution_unit = 0x0128, short_type = 3, rational = 5;
@@ -90,7 +71,7 @@ bool multi_picture_opens(Segment index) {
   constexpr std::uint32_t count_tag = 0xB001, list_tag = 0xB002, long_type = 4, undefined_type = 7;
   if (!index.starts_with("II*\0") && !index.starts_with("MM\0*")) return false;
   if (index.size < 8) return false;
-  const TiffReader tiff(index, index.data[0] == 'I');
+  const TiffReader tiff(index.data, index.size, index.data[0] == 'I');
   const std::size_t directory = tiff.u32(4);
   if (!directory_is_sound(tiff, directory)) return false;
   std::uint32_t pictures = 0;

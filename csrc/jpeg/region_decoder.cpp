@@ -4,7 +4,6 @@
 #include <new>
 
 #include "jpeg/entropy/scan_points.h"
-#include "jpeg/region_pixels.h"
 
 namespace fastload {
 
@@ -23,7 +22,7 @@ struct RegionDecoder::State {
   CodedPoints known;  // reads `points`
   PointRecorder recorder;
 
-  bool start(ByteSource& from, const JpegHeader& header, const Region& region, JpegIndex* points_of);
+  bool start(ByteSource& from, const JpegHeader& header, const Region& region, JpegIndex* points_of, PixelBytes bytes);
   bool start_scan(std::uint64_t mcu);
   bool decode_row();
   bool finish();
@@ -31,8 +30,8 @@ struct RegionDecoder::State {
   std::uint64_t first_mcu(std::uint32_t mcu_row) const { return std::uint64_t{mcu_row} * baseline.scan.mcu_columns; }
 };
 
-bool RegionDecoder::State::start(ByteSource& from, const JpegHeader& header, const Region& region,
-                                 JpegIndex* points_of) {
+bool RegionDecoder::State::start(ByteSource& from, const JpegHeader& header, const Region& region, JpegIndex* points_of,
+                                 PixelBytes bytes) {
   source = &from;
   index = points_of;
   if (region.width == 0 || region.height == 0 || region.left > header.width || region.top > header.height ||
@@ -40,8 +39,8 @@ bool RegionDecoder::State::start(ByteSource& from, const JpegHeader& header, con
       !read_baseline(from, header, tables, baseline)) {
     return false;
   }
-  pixels.start(baseline, header.width, header.height, region.left, region.width, region.top,
-               region.top + region.height);
+  pixels.start(baseline, header.width, header.height, region.left, region.width, region.top, region.top + region.height,
+               bytes);
   row = region.top;
   next_row = pixels.mcus().first_row;
   // An index for kernels on a GPU names points in all rows.
@@ -87,8 +86,8 @@ RegionDecoder::RegionDecoder() : state_(new State) {}
 RegionDecoder::~RegionDecoder() = default;
 
 bool RegionDecoder::start(ByteSource& source, const JpegHeader& header, const Region& region, RowLayout& layout,
-                          JpegIndex* index) try {
-  if (!state_->start(source, header, region, index)) return false;
+                          JpegIndex* index, PixelBytes bytes) try {
+  if (!state_->start(source, header, region, index, bytes)) return false;
   layout = {region.left, region.width};
   return true;
 } catch (const std::bad_alloc&) {

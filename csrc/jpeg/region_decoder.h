@@ -7,6 +7,7 @@
 #include "index/jpeg_index.h"
 #include "jpeg/baseline.h"
 #include "jpeg/decoder.h"
+#include "jpeg/region_pixels.h"
 
 namespace fastload {
 
@@ -23,7 +24,7 @@ class RegionDecoder {
   // With an index, MCUs that were sound before are not decoded again, and finish() keeps those that were not known.
   // Rows and results are the same.
   bool start(ByteSource& source, const JpegHeader& header, const Region& region, RowLayout& layout,
-             JpegIndex* index = nullptr);
+             JpegIndex* index = nullptr, PixelBytes bytes = PixelBytes::rgb);
   // Bytes behind the header of a file that start() takes; 0 if it does not. Ends the image begun before.
   std::size_t scan_bytes(ByteSource& source, const JpegHeader& header);
   // All or none of the rows.

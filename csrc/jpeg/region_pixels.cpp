@@ -1,6 +1,7 @@
 #include "jpeg/region_pixels.h"
 
 #include <algorithm>
+#include <cstring>
 
 #include "base/simd_level.h"
 
@@ -55,9 +56,11 @@ McuWindow mcus_of(const Scan& scan, std::uint32_t image_width, std::uint32_t ima
 }
 
 void RegionPixels::start(const BaselineHeader& baseline, std::uint32_t image_width, std::uint32_t image_height,
-                         std::uint32_t left, std::uint32_t width, std::uint32_t top, std::uint32_t bottom) {
+                         std::uint32_t left, std::uint32_t width, std::uint32_t top, std::uint32_t bottom,
+                         PixelBytes bytes) {
   kernels_ = &kernels();
-  count_ = baseline.scan.components;
+  bytes_ = bytes;
+  count_ = bytes == PixelBytes::luma ? 1 : baseline.scan.components;
   image_height_ = image_height;
   left_ = left;
   width_ = width;
@@ -169,12 +172,16 @@ void RegionPixels::write(std::uint32_t y, std::uint8_t* out) {
   const std::uint8_t* const luma =
       row_of(component_[0], y) +
       (left_ - mcus_.first_column * kSide * static_cast<std::uint32_t>(component_[0].columns));
+  if (bytes_ == PixelBytes::luma) {
+    std::memcpy(out, luma, width_);
+    return;
+  }
   const std::uint8_t *blue = nullptr, *red = nullptr;
   if (count_ == 3) {
     blue = stretched(component_[1], y, chroma_[0]);
     red = stretched(component_[2], y, chroma_[1]);
   }
-  kernels_->to_rgb(luma, blue, red, width_, out);
+  kernels_->to_rgb(luma, blue, red, width_, bytes_ == PixelBytes::bgr, out);
 }
 
 }  // namespace fastload

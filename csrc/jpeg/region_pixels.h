@@ -1,4 +1,4 @@
-// Turns rows of MCUs of a window of a baseline JPEG into RGB rows. Knows no Huffman codes and no files.
+// Turns rows of MCUs of a window of a baseline JPEG into rows of pixels. Knows no Huffman codes and no files.
 #pragma once
 
 #include <array>
@@ -21,12 +21,15 @@ struct McuWindow {
 McuWindow mcus_of(const Scan& scan, std::uint32_t image_width, std::uint32_t image_height, std::uint32_t left,
                   std::uint32_t width, std::uint32_t top, std::uint32_t bottom);
 
+// What a pixel's bytes are: three, or its luma.
+enum class PixelBytes : std::uint8_t { rgb, bgr, luma };
+
 // The rows of MCUs and pixels of one region at a time, from the top down. Not thread-safe. Throws std::bad_alloc.
 class RegionPixels {
  public:
   // The region is columns [left, left + width) and rows [top, bottom) of an image of `image_width` by `image_height`.
   void start(const BaselineHeader& baseline, std::uint32_t image_width, std::uint32_t image_height, std::uint32_t left,
-             std::uint32_t width, std::uint32_t top, std::uint32_t bottom);
+             std::uint32_t width, std::uint32_t top, std::uint32_t bottom, PixelBytes bytes = PixelBytes::rgb);
 
   const McuWindow& mcus() const { return mcus_; }
   // The row of MCUs that must have been added before row `y` of pixels can be written.
@@ -54,7 +57,8 @@ class RegionPixels {
   const std::uint8_t* stretched(const Component& component, std::uint32_t y, std::uint8_t* out);
 
   const PixelKernels* kernels_ = nullptr;
-  int count_ = 0;
+  PixelBytes bytes_ = PixelBytes::rgb;
+  int count_ = 0;  // of components that are used
   Component component_[kMaxComponents];
   std::uint32_t image_height_, left_, width_, top_, bottom_;
   McuWindow mcus_;

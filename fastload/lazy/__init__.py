@@ -1,1 +1,1 @@
-"""Pillow images whose pixels are made when they are used."""
+"""Pillow images whose pixels are made when they are used; OpenCV's functions that read images."""

@@ -16,7 +16,7 @@ import functools
 import math
 import sys
 import warnings
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Final, cast
 
 import numpy as np
@@ -25,17 +25,16 @@ from PIL.JpegImagePlugin import JpegImageFile
 from PIL.PngImagePlugin import PngImageFile
 from PIL.WebPImagePlugin import WebPImageFile
 
-from fastload.lazy import functions as lazy_functions
 from fastload.lazy.files import KINDS, converted, drop_webp, is_bomb, note, open_webp
 from fastload.lazy.pixels import COMPARED, ByPillow, Levels, Pending, Unread
 from fastload.pipeline.installed.decodes import calibrate
-from fastload.pipeline.installed.steps import REFERENCES, differing_step
+from fastload.pipeline.installed.patches import imported
 from fastload.pipeline.nodes import FILTERS, SAMPLINGS
 from fastload.stats.stack_sampler import register_codec
 
 if TYPE_CHECKING:
     from collections.abc import Callable
-    from types import CodeType
+    from types import CodeType, ModuleType
 
     from fastload.pipeline.nodes import Node
 
@@ -73,12 +72,14 @@ class _Known:
         filters: The core's filters with Pillow's bits.
         pass_rule: The core's rule for the order of a resize's passes.
         keeps_info: Whether the result has the image's ``info``, by each kind of step with Pillow's bits.
+        functions: ``lazy/functions.py``; ``None`` without torchvision. There are no steps then.
     """
 
     originals: dict[str, Any]
     filters: frozenset[str]
     pass_rule: str
     keeps_info: dict[str, bool]
+    functions: ModuleType | None = None
 
 
 _known: _Known
@@ -301,12 +302,11 @@ def _is_unchanged(image: Any, copy: Image.Image) -> bool:
     return getattr(image, "_im", None) is copy._im
 
 
-def _array_interface(self: Image.Image) -> dict[str, Any]:
-    im: Any = self._im
-    if type(im) is not Pending:
-        return cast("dict[str, Any]", _known.originals["array"].fget(self))
-    width, height = im.size
-    return {"version": 3, "shape": (height, width, 3), "typestr": "|u1", "data": im.pixels().tobytes()}
+def _tobytes(self: Image.Image, encoder_name: str = "raw", *arguments: Any) -> bytes:
+    pending = _pending(self) if type(encoder_name) is str and encoder_name == "raw" and not arguments else None
+    if pending is None:
+        return cast("bytes", _known.originals["tobytes"](self, encoder_name, *arguments))
+    return pending.tobytes()
 
 
 def _opening(name: str) -> Any:
@@ -320,7 +320,8 @@ def _opening(name: str) -> Any:
         if all(found[name] in (former[name], method) for name, (_, _, method) in _METHODS.items()):
             for each, (cls, attribute, method) in _METHODS.items():
                 setattr(cls, attribute, _known.originals[each] if method is None else method)
-            lazy_functions.install(_changed, _as_it_is, _is_unchanged)
+            if _known.functions is not None:
+                _known.functions.install(_changed, _as_it_is, _is_unchanged)
             _also()
         (_METHODS[name][2] or _known.originals[name])(self)
 
@@ -342,7 +343,7 @@ _METHODS: Final[dict[str, tuple[type, str, Any]]] = {
     "load_file": (ImageFile.ImageFile, "load", _load_file),
     "load": (Image.Image, "load", _load),
     "im": (Image.Image, "im", property(_core_image, lambda self, im: setattr(self, "_im", im))),
-    "array": (Image.Image, "__array_interface__", property(_array_interface)),
+    "tobytes": (Image.Image, "tobytes", _tobytes),
     "__copy__": (Image.Image, "__copy__", _copy),
     "copy": (Image.Image, "copy", _copy),
     "convert": (Image.Image, "convert", _convert),
@@ -386,11 +387,15 @@ def prepare() -> bool:
     global _known
     if "_known" not in globals():
         found = {name: vars(cls).get(attribute) for name, (cls, attribute, _) in _METHODS.items()}
-        plain = isinstance(found["im"], property) and isinstance(found["array"], property)
+        plain = isinstance(found["im"], property)
         calibration = calibrate()
         if not plain or any(map(_is_patched, found.values())) or not calibration.subsamplings:
             return False
-        _known = _Known(found, calibration.filters, calibration.pass_rule or "horizontal_first", _exact_steps())
+        _known = _Known(found, calibration.filters, calibration.pass_rule or "horizontal_first", {})
+    if _known.functions is None and imported("torchvision") is not None:
+        from fastload.lazy import functions
+
+        _known = replace(_known, keeps_info=_exact_steps(), functions=functions)
     return True
 
 
@@ -425,9 +430,10 @@ def uninstall() -> None:
     Those that are lazy stay so until their pixels are used.
     """
     for name, (cls, attribute, _) in _METHODS.items():
-        if name not in ("im", "array"):
+        if name != "im":
             setattr(cls, attribute, _known.originals[name])
-    lazy_functions.uninstall()
+    if _known.functions is not None:
+        _known.functions.uninstall()
 
 
 def _give_up() -> None:
@@ -442,6 +448,8 @@ def _give_up() -> None:
 
 def _exact_steps() -> dict[str, bool]:
     """Find the steps with Pillow's bits, and whether they keep an image's ``info``."""
+    from fastload.pipeline.installed.steps import REFERENCES, differing_step  # imports torchvision
+
     differing = {kind for kind, fields in _EXAMPLES if differing_step([(kind, fields)]) is not None}
     probe = Image.new("RGB", (3, 2))
     probe.info["kept"] = True

@@ -14,7 +14,6 @@ from PIL import Image
 from PIL.JpegImagePlugin import JpegImageFile
 
 from fastload import _core
-from fastload.pipeline.installed.steps import REFERENCES
 from fastload.pipeline.nodes import FILTERS
 from fastload.stats.stack_sampler import register_codec
 
@@ -123,10 +122,10 @@ class File:
         """Whether the core's bits were the library's so far, often enough."""
         return not self.library.differs and not self.library.comparisons
 
-    def part(self, pending: Pending) -> NDArray[np.uint8]:
-        """Decode a part, ``(H, W, 3)``."""
+    def part(self, pending: Pending, out: NDArray[np.uint8] | None = None) -> NDArray[np.uint8]:
+        """Decode a part, ``(H, W, 3)``: into ``out``, which is returned then, or elsewhere."""
         library = self.library
-        pixels = None if library.differs else self._native(pending)
+        pixels = None if library.differs else self._native(pending, out)
         if pixels is None:
             return library.make(pending)
         if library.comparisons > 0:
@@ -134,11 +133,11 @@ class File:
             return library.agreed(pixels, library.make(pending))
         return pixels
 
-    def _native(self, pending: Pending) -> NDArray[np.uint8] | None:
+    def _native(self, pending: Pending, out: NDArray[np.uint8] | None = None) -> NDArray[np.uint8] | None:
         """Make a part natively; ``None`` if the core does not decode this file."""
         self._parts += 1
         if self._whole is None and self._parts <= PARTS_MAX:
-            pixels = self._decoded(pending)
+            pixels = self._decoded(pending, out)
         else:
             if self._whole is None:
                 self._whole = self._decoded(Pending(self, (0, 0, *self.size)))
@@ -147,11 +146,12 @@ class File:
             return None
         return pixels
 
-    def _decoded(self, pending: Pending) -> NDArray[np.uint8] | None:
+    def _decoded(self, pending: Pending, out: NDArray[np.uint8] | None = None) -> NDArray[np.uint8] | None:
         width, height = pending.size
-        pixels = np.empty((1, height, width, 3), np.uint8)
-        outcome = _core.decode(self.data, pixels, pending.geometry(), filter=pending.filter, pass_rule=self.pass_rule)
-        return pixels[0] if outcome[0] == "ok" else None
+        pixels = np.empty((height, width, 3), np.uint8) if out is None else out
+        geometry, rule = pending.geometry(), self.pass_rule
+        status, *_ = _core.decode(self.data, pixels[None], geometry, filter=pending.filter, pass_rule=rule)
+        return pixels if status == "ok" else None
 
     def core(self, pillow: ByPillow) -> Any:
         """Make the whole core image by Pillow."""
@@ -174,9 +174,9 @@ class Levels(File):
         super().__init__(pixels.reshape(-1), (width, height), library)
         self._whole = pixels
 
-    def part(self, pending: Pending) -> NDArray[np.uint8]:  # noqa: D102
+    def part(self, pending: Pending, out: NDArray[np.uint8] | None = None) -> NDArray[np.uint8]:  # noqa: D102
         if pending.target is not None or pending.steps:
-            return super().part(pending)
+            return super().part(pending, out)
         return self._whole if pending.is_whole else pending.of(self._whole)
 
     def core(self, pillow: ByPillow) -> Any:  # noqa: D102
@@ -226,6 +226,7 @@ class Pending:
     flipped: bool = False
     steps: tuple[Node, ...] = ()
     _pixels: NDArray[np.uint8] | None = field(default=None, init=False)
+    _gave_bytes: bool = field(default=False, init=False)
 
     mode: ClassVar = "RGB"
     readonly: ClassVar = 0
@@ -300,6 +301,20 @@ class Pending:
             self._pixels = self.file.part(self)
         return self._pixels
 
+    def tobytes(self) -> bytes:
+        """Make the pixels as new bytes, which an array may take for its memory.
+
+        They are not kept, because users can write to them (``torch.from_numpy``).
+        """
+        if self._pixels is not None or self._gave_bytes:
+            return self.pixels().tobytes()
+        self._gave_bytes = True
+        width, height = self.size
+        made, room = _core.unfilled_bytes(3 * width * height)
+        out = room.reshape(height, width, 3)
+        pixels = self.file.part(self, out)
+        return made if pixels is out else pixels.tobytes()
+
     def core(self) -> Any:
         """Make a core image of Pillow's."""
         return core_of(self.pixels())
@@ -358,6 +373,8 @@ class Pending:
         """Do the steps by Pillow to pixels that are made so far."""
         if not self.steps:
             return pixels
+        from fastload.pipeline.installed.steps import REFERENCES  # imports torchvision, which made the steps
+
         image = Image.fromarray(pixels)
         for kind, fields in self.steps:
             image = REFERENCES[kind](image, **fields)

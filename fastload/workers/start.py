@@ -146,22 +146,42 @@ def _is_pinned(data: Any) -> bool:
 def route_of(loader: LoaderConfig[Any]) -> Route:
     """Decide what makes an epoch of ``loader`` that starts now."""
     state = state_of(loader)
-    return decide(loader, state.checks, _prepare_lazy_images, state.makes_own(loader))
+    return decide(loader, state.checks, _prepare_lazy_images, _decodes_for_opencv, state.makes_own(loader))
 
 
 def _prepare_lazy_images() -> bool:
     if not _may_be_lazy():
         return False
-    from fastload.deferred import functions  # noqa: F401 - forked workers inherit what is imported here
     from fastload.lazy import images as lazy_images
 
+    if _has_torchvision():
+        from fastload.deferred import functions  # noqa: F401 - forked workers inherit what is imported here
     return lazy_images.prepare()
 
 
 def _may_be_lazy() -> bool:
-    # Importing torchvision just for this would delay the first batch by a second.
-    used = all(imported(name) is not None for name in ("PIL.Image", "torchvision"))
-    return used and importlib.util.find_spec("fastload._core") is not None
+    return imported("PIL.Image") is not None and importlib.util.find_spec("fastload._core") is not None
+
+
+def _decodes_for_opencv() -> bool:
+    if imported("cv2") is None or importlib.util.find_spec("fastload._core") is None:
+        return False
+    from fastload.lazy import opencv  # which forked workers inherit
+
+    return opencv.is_used()
+
+
+def decode_for_opencv() -> None:
+    """Decode natively what OpenCV reads in this worker process."""
+    if _decodes_for_opencv():
+        from fastload.lazy import opencv
+
+        opencv.install()
+
+
+def _has_torchvision() -> bool:
+    # Importing it just for lazy images would delay the first batch by a second.
+    return imported("torchvision") is not None
 
 
 def install_lazy_images(deferred: bool) -> Deferral | None:
@@ -177,7 +197,7 @@ def install_lazy_images(deferred: bool) -> Deferral | None:
         return None
     from fastload.lazy import images as lazy_images
 
-    deferral = _deferral() if deferred else None
+    deferral = _deferral() if deferred and _has_torchvision() else None
     if not lazy_images.install(*() if deferral is None else (deferral.install,)):
         return None
     if deferral is not None:

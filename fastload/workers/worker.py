@@ -26,7 +26,7 @@ from fastload.randomness.packed import digest_of
 from fastload.state.in_worker import NotLoaded, WorkerProgress, users_own
 from fastload.stats.fetch_timer import WorkerCounters, listen
 from fastload.torch_workers.orphans import take_signals
-from fastload.workers.start import install_lazy_images
+from fastload.workers.start import decode_for_opencv, install_lazy_images
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -58,7 +58,8 @@ class WorkerSetup:
         worker_init_fn: The user's.
         counters: Receives the figures and the states.
         generators: Whether the states of generators are kept too.
-        promptly: Whether tensors are sent in memory files, and images are lazy; else batches are made as torch does.
+        promptly: Whether tensors are sent in memory files, and what Pillow and OpenCV read is decoded natively; else
+            batches are made as torch does.
         deferred: Whether tensors of lazy images are deferred.
         native: Makes a fetcher of native samples, for functions of the user's own; images are lazy only without.
         resumed: State of each worker that goes on within an epoch, and how an iterable dataset gets to its place.
@@ -89,6 +90,7 @@ class WorkerSetup:
                 sys.setswitchinterval(SWITCH_S)
             if self.native is None:
                 worker.deferral = install_lazy_images(self.deferred)
+                decode_for_opencv()
         if self.resumed is not None:
             states, progress.read_again = self.resumed
             progress.resumed = states[worker_id]

@@ -197,7 +197,9 @@ def test_the_plan_says_who_makes_the_pixels_of_deferred_images(loader: FastLoade
         return note
 
     none = make_stats(Totals())
-    route = replace(route_of(loader), maker="python", recipe=None, is_lazy=True, no_slots=None, not_on_gpu=None)
+    route = replace(
+        route_of(loader), maker="python", recipe=None, is_lazy=True, is_deferred=True, no_slots=None, not_on_gpu=None
+    )
     gpu = "deferred: the GPU, from slots, makes the pixels when a batch is sent"
     workers = "deferred: the workers make the pixels when a batch is sent"
     assert says(route, none) == gpu

@@ -11,6 +11,7 @@ import struct
 from collections import Counter
 from dataclasses import replace
 
+import interpreters
 import numpy as np
 import pytest
 import torch
@@ -104,9 +105,8 @@ def ended():
 
 def end():
     lazy_images.uninstall()
-    for name in ("im", "array"):  # of pending images, which are no more
-        cls, attribute, _ = lazy_images._METHODS[name]
-        setattr(cls, attribute, lazy_images._known.originals[name])
+    cls, attribute, _ = lazy_images._METHODS["im"]  # of pending images, which are no more
+    setattr(cls, attribute, lazy_images._known.originals["im"])
 
 
 def lazily(function, data, checks=0):
@@ -196,6 +196,12 @@ USES = {
     "many crops": many_crops,
     "array": lambda image: np.array(image.convert("RGB")),
     "array of the file": np.asarray,
+    "two arrays": lambda image: [np.asarray(image), np.asarray(image), image.crop((1, 2, 9, 9)), np.array(image)],
+    "bytes": lambda image: [image.tobytes(), rgb_crop(image).tobytes(encoder_name="raw")],
+    "bytes in another order": lambda image: image.convert("RGB").tobytes("raw", "BGR"),
+    "bytes of another file": lambda image: image.convert("RGB").tobytes("nothing"),
+    "bytes by no name": lambda image: image.convert("RGB").tobytes(np.array(["raw"])),
+    "change an array's image": lambda image: (a := np.asarray(image), image.putpixel((1, 1), (9, 9, 9)), [a, image])[2],
     "pickle": lambda image: pickle.loads(pickle.dumps(image.convert("RGB"))),
     "copy": lambda image: [image.copy(), copy.copy(image.convert("RGB")), copy.deepcopy(rgb_crop(image))],
     "equal": lambda image: image.convert("RGB") == image.convert("RGB"),
@@ -266,6 +272,42 @@ def test_which_files_the_core_decodes():
     core = type(Image.new("1", (1, 1)).im)
     for files, expected in ((DECODED, [Pending] * 3), (CONVERTED, [Unread, Pending, Pending]), (OTHERS, [core] * 3)):
         assert {name: lazily(kinds, data) for name, data in files.items()} == dict.fromkeys(files, expected)
+
+
+@pytest.mark.filterwarnings("ignore:The given NumPy array is not writable")
+@pytest.mark.parametrize("checks", [0, 1])
+def test_arrays_are_pillows_in_all_respects(checks):
+    def seen(image):
+        first, second, copied = np.asarray(image), np.asarray(image), np.array(image)
+        with pytest.raises(ValueError, match="cannot set WRITEABLE"):
+            first.flags.writeable = True
+        torch.from_numpy(second)[:] = 0  # which only warns
+        copied[:] = 0
+        flags = [str(array.flags) for array in (first, second, copied)]
+        bases = [type(array.base) for array in (first, second, copied)]
+        apart = not np.shares_memory(first, second)
+        return first.strides, first.dtype.str, flags, bases, apart, first, np.asarray(image), image
+
+    found = lazily(seen, FILES["4:2:0"], checks)
+    assert found == outcome(seen, FILES["4:2:0"])
+    assert found[:2] == [[363, 3, 1], "|u1"]
+
+
+def test_an_array_is_decoded_into_its_own_memory(monkeypatch):
+    assert lazy_images.prepare()
+    made, decode = [], _core.decode
+    monkeypatch.setattr(
+        _core,
+        "decode",
+        lambda data, out, *a, **rest: (made.append(out.ctypes.data), decode(data, out, *a, **rest))[1],
+    )
+
+    def addresses(image):
+        return [np.asarray(image).ctypes.data for _ in range(3)]
+
+    first, *_ = lazily(addresses, FILES["4:2:0"])
+    assert made[0] == first
+    assert len(made) == 2  # for the second array, the pixels are kept
 
 
 class OwnEnhancer(ImageEnhance.Color):
@@ -825,7 +867,7 @@ def test_a_filter_that_differs_is_left_to_pillow(monkeypatch):
 
 
 def test_a_step_that_differs_is_left_to_pillow(monkeypatch):
-    monkeypatch.setattr(lazy_images, "differing_step", lambda nodes: "hue" if nodes[0][0] == "hue" else None)
+    monkeypatch.setattr(step_calibration, "differing_step", lambda nodes: "hue" if nodes[0][0] == "hue" else None)
     steps = lazy_images._exact_steps()
     assert "invert" in steps
     assert "hue" not in steps
@@ -840,6 +882,53 @@ def as_ever():
     end()
     yield
     end()
+
+
+WITHOUT_TORCHVISION = """
+import io, sys
+for name in [name for name in sys.modules if name.partition(".")[0] == "torchvision"]:
+    del sys.modules[name]
+import numpy as np
+from PIL import Image, ImageEnhance, ImageFilter
+from fastload import FastLoader
+
+def read(data):
+    image = Image.open(io.BytesIO(data)).convert("RGB")
+    kind = type(image._im).__name__
+    changed = ImageEnhance.Color(image.filter(ImageFilter.GaussianBlur(2)).rotate(20)).enhance(0.3)
+    return kind, np.array(image.resize((30, 20))), np.array(image), np.array(changed)
+
+class Photos:
+    def __len__(self):
+        return 1
+
+    def __getitem__(self, index):
+        return *read(DATA), "torchvision" in sys.modules
+
+loader = FastLoader(Photos(), batch_size=None, num_workers=1, multiprocessing_context="fork")
+plan = " ".join(str(loader.plan).split())
+assert "lazy images" in plan and "deferred" not in plan, plan
+kind, *arrays, has_torchvision = next(iter(loader))
+assert kind == "Pending" and not has_torchvision, kind
+assert all(np.array_equal(*pair) for pair in zip(arrays, read(DATA)[1:], strict=True))
+"""
+
+
+def test_without_torchvision_images_are_lazy_and_steps_are_pillows():
+    program = f"DATA = {FILES['4:2:0']!r}{WITHOUT_TORCHVISION}"
+    done = interpreters.run(["-c", program])
+    assert done.returncode == 0, done.stderr
+
+
+def test_torchvision_may_be_imported_later(as_ever, monkeypatch):
+    monkeypatch.delattr(lazy_images, "_known")
+    monkeypatch.setattr(lazy_images, "imported", lambda name: None)
+    assert lazy_images.prepare()
+    assert (lazy_images._known.keeps_info, lazy_images._known.functions) == ({}, None)
+    monkeypatch.undo()
+    assert lazy_images.prepare()
+    assert lazy_images._known.keeps_info
+    assert lazy_images._known.functions is lazy_functions
 
 
 @pytest.mark.parametrize("name", ["4:2:0", "png", "webp"])

@@ -280,7 +280,7 @@ def test_pillow_paints_what_the_core_cannot(runs, monkeypatch):
     batch = batch_of(fills=False)
     theirs = expected(batch)
     monkeypatch.setattr(runs, "fails", set(range(8)))
-    monkeypatch.setattr(deferred_staging.File, "_native", lambda self, pending: None)
+    monkeypatch.setattr(deferred_staging.File, "_native", lambda *_: None)
     assert same(arrived([deferred(batch)])[0][0], theirs)
 
 
@@ -408,13 +408,13 @@ def test_the_painter_keeps_no_loader_and_slots_know_whether_there_is_one():
     state = loader_state.LoaderState()
     gone = weakref.ref(state)
     loader, slots = mock.Mock(decode="auto"), mock.Mock(paints=True)
-    route = mock.Mock(is_lazy=True, not_on_gpu=None)
+    route = mock.Mock(is_deferred=True, not_on_gpu=None)
     painter = state.painter(loader, route, slots)
     assert not slots.paints
     painter.decoder = CpuDecoder()
     assert state.painter(loader, route, slots) is painter
     assert slots.paints
-    for other in (mock.Mock(is_lazy=True, not_on_gpu="why"), mock.Mock(is_lazy=False, not_on_gpu=None)):
+    for other in (mock.Mock(is_deferred=True, not_on_gpu="why"), mock.Mock(is_deferred=False, not_on_gpu=None)):
         slots.paints = True
         assert state.painter(loader, other, slots) is None
         assert not slots.paints

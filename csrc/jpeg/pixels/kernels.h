@@ -29,8 +29,8 @@ struct PixelKernels {
   void (*stretch)(const std::uint16_t* sums, std::size_t count, unsigned left_bias, unsigned right_bias, unsigned shift,
                   std::uint8_t* out);
 
-  // Gray if `cb` is null.
-  void (*to_rgb)(const std::uint8_t* y, const std::uint8_t* cb, const std::uint8_t* cr, std::size_t count,
+  // Gray if `cb` is null. With `bgr`, blue comes first.
+  void (*to_rgb)(const std::uint8_t* y, const std::uint8_t* cb, const std::uint8_t* cr, std::size_t count, bool bgr,
                  std::uint8_t* out);
 };
 

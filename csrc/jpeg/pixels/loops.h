@@ -45,26 +45,32 @@ FASTLOAD_TARGET void add_rows(const std::uint8_t* __restrict near, const std::ui
 }
 
 FASTLOAD_TARGET inline void block_to_rgb(const std::uint8_t* y, const std::uint8_t* cb, const std::uint8_t* cr,
-                                         std::uint8_t* out) {
+                                         bool bgr, std::uint8_t* out) {
   Planes planes;
   if (cb != nullptr) {
     to_planes(y, cb, cr, planes);
   } else {
     for (std::uint8_t* plane : {planes.red, planes.green, planes.blue}) std::memcpy(plane, y, kBlock);
   }
+  if (bgr) {
+    std::uint8_t red[kBlock];
+    std::memcpy(red, planes.red, kBlock);
+    std::memcpy(planes.red, planes.blue, kBlock);
+    std::memcpy(planes.blue, red, kBlock);
+  }
   merge(planes, out);
 }
 
 FASTLOAD_TARGET void to_rgb(const std::uint8_t* y, const std::uint8_t* cb, const std::uint8_t* cr, std::size_t count,
-                            std::uint8_t* out) {
+                            bool bgr, std::uint8_t* out) {
   static_assert(kBlock <= kSampleSlack);
   const std::size_t step = cb != nullptr ? kBlock : 0;
   for (; count >= kBlock; count -= kBlock, y += kBlock, cb += step, cr += step, out += kBlockBytes) {
-    block_to_rgb(y, cb, cr, out);
+    block_to_rgb(y, cb, cr, bgr, out);
   }
   if (count == 0) return;
   std::uint8_t rest[kBlockBytes];
-  block_to_rgb(y, cb, cr, rest);
+  block_to_rgb(y, cb, cr, bgr, rest);
   std::memcpy(out, rest, count * 3);
 }
 

@@ -66,10 +66,11 @@ _SAVED = {"gray": "L", "4:4:4": "RGB", "4:2:2": "RGB", "4:2:0": "RGB"}  # subsam
 
 def probe(subsampling: str) -> bytes:
     """Read the probe with this subsampling: 43x35 pixels of colored noise."""
-    return _read(f"{subsampling.replace(':', '')}.jpg")
+    return probe_file(f"{subsampling.replace(':', '')}.jpg")
 
 
-def _read(name: str) -> bytes:
+def probe_file(name: str) -> bytes:
+    """Read a file of ``probes``."""
     return Path(__file__).with_name("probes").joinpath(name).read_bytes()
 
 
@@ -139,7 +140,7 @@ def _formats() -> frozenset[str]:
     formats = frozenset(
         format
         for format, (feature, opened) in opened_by.items()
-        if features.check(feature) and all(_file_decodes_alike(_read(name), opened) for name in PROBES[format])
+        if features.check(feature) and all(_file_decodes_alike(probe_file(name), opened) for name in PROBES[format])
     )
     _core.set_trusted_formats(sum(1 << names.index(format) for format in formats))
     return formats

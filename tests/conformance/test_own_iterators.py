@@ -304,7 +304,7 @@ def test_a_get_iterator_that_is_set_on_a_loader_may_call_the_usual_one(backend, 
     def case(loader_class):
         loader = loader_class(Augmented(6), 2, num_workers=num_workers)
         usual = loader._get_iterator
-        loader._get_iterator = lambda: zip(usual(), "abc")
+        loader._get_iterator = lambda: zip(usual(), "abc", strict=True)
         return collect(loader), collect(loader)
 
     backend.same(case)

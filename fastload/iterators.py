@@ -19,7 +19,7 @@ from fastload.memory.limits import pins
 from fastload.memory.slots import SlotWriter
 from fastload.nvtx import stages
 from fastload.nvtx.stages import stage
-from fastload.options import can_pin, has_streams
+from fastload.options import begin_again, can_pin, has_streams
 from fastload.randomness.by_sample import seeded
 from fastload.stats.meter import Meter, counters_for, measure, measure_here, next_epoch
 from fastload.torch_workers.processes import after_error, check_process, restart_workers, shut_down
@@ -121,9 +121,9 @@ def native_meter(native: NativeIterator, loader: LoaderConfig[Any], *, on_device
 
 
 class Reset:
-    """Replaces ``_reset`` of a torch iterator, or one derived from torch's, for programs that keep it and call that.
+    """Replaces ``_reset`` of a torch iterator, or one derived from torch's.
 
-    The iterator is held weakly.
+    For programs that keep the iterator and call that. It is held weakly.
     """
 
     def __init__(self, iterator: Any) -> None:
@@ -132,7 +132,7 @@ class Reset:
     def __call__(self, loader: LoaderConfig[Any], first_iter: bool = False) -> None:
         """Begin another epoch."""
         iterator: Any = self._iterator()
-        loader._begin_again(iterator, functools.partial(next_epoch, iterator, loader))
+        begin_again(loader, iterator, functools.partial(next_epoch, iterator, loader))
 
 
 def _end(closers: Iterable[Callable[[], None]], retire: Callable[[], None]) -> None:
@@ -198,7 +198,7 @@ class DeviceIterator:
 
     def _reset(self, loader: LoaderConfig[Any], first_iter: bool = False) -> None:
         """Begin another epoch for a program that keeps the iterator, as torch's does."""
-        loader._begin_again(self, functools.partial(self.begin_epoch, loader))
+        begin_again(loader, self, functools.partial(self.begin_epoch, loader))
 
     def _next_data(self) -> Any:
         return next(self)  # the host's are not finished

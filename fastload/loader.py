@@ -375,7 +375,7 @@ class FastLoader(LoaderConfig[T_co]):
                 self._iterator = kept
 
     def _begin(self, begin: Callable[[], Iterator[T_co]]) -> Iterator[T_co]:
-        """Return ``begin()``, an iterator that begins an epoch. ``fastload run`` listens here."""
+        """Return ``begin()``, an iterator that begins an epoch."""
         state_of(self).check_open()
         state_of(self).drop_inherited(self)
         iterator: Iterator[T_co] = save.begin(self, state_of(self).place, begin)
@@ -482,3 +482,8 @@ class FastLoader(LoaderConfig[T_co]):
             return reduced  # a subclass's own
         state = {name: value for name, value in reduced[2].items() if name != "_state"}
         return (*reduced[:2], state | state_of(self).of_copies(), *reduced[3:])
+
+
+def listen(wrap: Callable[[Callable[..., Any]], Callable[..., Any]]) -> None:
+    """Wrap what begins the iterations of all loaders."""
+    FastLoader._begin = wrap(FastLoader._begin)  # type: ignore[method-assign]

@@ -351,7 +351,7 @@ class LoaderState:
         return self.not_asked_by(loader)
 
     def not_asked_by(self, loader: LoaderConfig[Any]) -> str | None:
-        """Say that an ``__iter__`` of a subclass has yet to ask for an iterator; ``None`` if it has."""
+        """Say that a subclass's ``__iter__`` has asked for no iterator; ``None`` if it has."""
         if self.begun or self.makes_own(loader) or not has_own_iter(loader):
             return None
         return f"{makes_itself(loader)}, which has not asked FastLoader for an iterator so far"

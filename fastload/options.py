@@ -120,8 +120,12 @@ class LoaderConfig(DataLoader[T_co]):
         raise NotImplementedError
 
     def _begin_again(self, iterator: Any, begin: Callable[[], Any]) -> None:
-        # A program resets an iterator that it has kept: `begin` begins another epoch of that.
         raise NotImplementedError
+
+
+def begin_again(loader: LoaderConfig[Any], iterator: Any, begin: Callable[[], Any]) -> None:
+    """Begin another epoch, by ``begin()``, of an iterator that a program has kept and resets."""
+    loader._begin_again(iterator, begin)
 
 
 def named_options(own: OwnArguments) -> Options:
@@ -247,7 +251,10 @@ def has_own_iterator(loader: DataLoader[Any]) -> bool:
 
 
 def has_own_iter(loader: DataLoader[Any]) -> bool:
-    """Whether a subclass iterates in a way of its own, with iterators that it asks FastLoader for or makes itself."""
+    """Whether a subclass has an ``__iter__`` of its own.
+
+    It may ask FastLoader for iterators or make them itself.
+    """
     return type(loader).__iter__ not in (DataLoader.__iter__, LoaderConfig.__iter__)
 
 

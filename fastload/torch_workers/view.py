@@ -79,7 +79,7 @@ def is_torchdatas(loader: DataLoader[Any]) -> bool:
 
 @functools.cache
 def without_del(kind: type) -> type:
-    """Derive a loader class without the user's ``__del__``, which must not run for views and twins."""
+    """Derive a loader class without the user's ``__del__``, for views and twins."""
     if not hasattr(kind, "__del__"):
         return kind
     return type(kind)(kind.__name__, (kind,), {"__del__": lambda self: None, "__module__": kind.__module__})

@@ -1,4 +1,4 @@
-"""Loaders with an ``__iter__`` of their own over a base class, as detection and classification libraries have them."""
+"""Loaders with an ``__iter__`` of their own over a base class, as libraries have them."""
 
 from __future__ import annotations
 
@@ -155,7 +155,7 @@ def past_us(base):
 
 
 def repeating(base):
-    """Takes each of its sampler's batches twice, in the reverse order, without an ``__iter__`` of its own."""
+    """Takes each of its sampler's batches twice, in the reverse order."""
 
     class Repeating(base):
         @property

@@ -59,7 +59,7 @@ def test_images_are_lazy_in_our_workers_only(engine):
 
 
 class Recorded(Dataset):
-    """Whether calls of torch's are recorded, and deferred tensors looked for; makes one at sample 2."""
+    """Whether calls are recorded, and deferred tensors looked for; makes one at sample 2."""
 
     def __len__(self):
         return 6

@@ -810,7 +810,7 @@ def test_an_interrupt_anywhere_in_the_start_leaves_nothing(tmp_path):
 
     def check(_, interrupted):
         while kept:
-            kept.pop().close()
+            kept.pop()._shutdown_workers()
         left = survivors(before)
         assert not left
 

@@ -144,7 +144,7 @@ def test_an_interrupt_ends_an_epoch_and_leaves_no_process(backend, make, num_wor
 
 @loaders("endless", "reusing", "resetting")
 def test_batches_are_copied_counted_and_planned(make, monkeypatch):
-    """On a simulated device: what the plan says is what happens, and workers write into slots."""
+    """What the plan says is what happens, and workers write into slots."""
     backend = BACKENDS["simulated"]
     backend.install(monkeypatch)
     loader = make(FastLoader)(Numbers(32), batch_size=4, num_workers=2, persistent_workers=True, **backend.own)
@@ -257,7 +257,7 @@ def test_samples_are_seeded_by_the_epoch_of_a_reset(backend):
 
 
 def test_what_programs_do_with_an_iterator_reaches_torchs(backend):
-    """They ask for a batch by torch's name for it, and let what is under way run out."""
+    """They ask for a batch by torch's name, and let the rest run out."""
 
     def case(loader_class):
         loader = loader_class(Numbers(20), batch_size=2, num_workers=2)
@@ -304,7 +304,7 @@ def test_a_get_iterator_that_is_set_on_a_loader_may_call_the_usual_one(backend, 
     def case(loader_class):
         loader = loader_class(Augmented(6), 2, num_workers=num_workers)
         usual = loader._get_iterator
-        loader._get_iterator = lambda: zip(usual(), "abc", strict=False)
+        loader._get_iterator = lambda: zip(usual(), "abc", strict=True)
         return collect(loader), collect(loader)
 
     backend.same(case)
@@ -326,7 +326,7 @@ def test_an_iterator_of_a_parent_is_not_reset_in_a_child(backend):
 
 @pytest.mark.parametrize("num_workers", [0, 2])
 def test_an_iterator_that_the_loader_makes_itself_is_told_of(num_workers, monkeypatch):
-    """Nothing of it is said to be FastLoader's, and what is measured of it is reported."""
+    """Nothing of it is called FastLoader's, and what is measured is reported."""
     BACKENDS["simulated"].install(monkeypatch)
     dataset = [torch.tensor(i) for i in range(10)]
     options = {"batch_size": 2, "num_workers": num_workers, "device": "cuda"}

@@ -93,7 +93,7 @@ def maker_of(iterator, loader):
     """What makes the batches of an iterator that has begun."""
     if not loader.num_workers:
         return "next" if getattr(iterator, "decode_pipeline", None) is not None else "python"
-    if not hasattr(iterator, "_workers"):
+    if hasattr(iterator, "runs_recipe"):
         return "threads"
     try:
         batch = next(iterator)
@@ -141,7 +141,7 @@ def test_a_start_that_fails_is_told_of_once_and_tried_again(root, monkeypatch):
                 assert [len(list(loader)) for _ in range(2)] == [2, 2]
             assert len([one for one in told if one.category is FallbackWarning]) == 1
             assert (loader.plan.engine, route_of(loader).is_lazy) == ("torch", True)
-        assert not hasattr(iter(loader), "_workers")
+        assert iter(loader).runs_recipe
         assert loader.plan.engine == "native"
 
 

@@ -16,7 +16,7 @@ from torch.utils.data.dataloader import _BaseDataLoaderIter
 
 from fastload.commands.run.stateful import OwnDeviceIterator, device_of, keeps_own_state
 from fastload.iterators import Reset
-from fastload.loader import FastLoader
+from fastload.loader import FastLoader, listen
 from fastload.loader_state import state_of
 from fastload.nvtx.patching import holders
 from fastload.options import LoaderConfig, Options, has_own_iterator
@@ -74,7 +74,7 @@ def install(
             _listeners.append(window.listening)
         if explain:
             _listeners.append(LoaderLog(users_of=functools.partial(_modules_with, _stand_in)).listening)
-        FastLoader._begin = _with_listeners(FastLoader._begin)  # type: ignore[method-assign]
+        listen(_with_listeners)
         for module, name in holders(TorchDataLoader, besides="fastload"):
             setattr(module, name, _stand_in)
     return _stand_in
@@ -195,7 +195,7 @@ def _followed(own: _Iterate) -> _Iterate:
 
 
 def _noted(own: _Iterate) -> _Iterate:
-    """Wrap a subclass's own ``__iter__`` that is a generator, whose batches may come from iterators that it makes."""
+    """Wrap a subclass's own ``__iter__`` that is a generator."""
 
     @functools.wraps(own)
     def iterate(loader: Any) -> Generator[Any, Any, Any]:

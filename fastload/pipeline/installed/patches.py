@@ -352,6 +352,11 @@ def _is_written_elsewhere(function: FunctionType) -> bool:
     return not file.endswith((f"/{path}.py", f"/{path}/__init__.py", ">"))  # <string>: generated, e.g. by a dataclass
 
 
+def is_own(function: object, module: str) -> bool:
+    """Whether a function is written in a module, not a patch; ``functools.wraps`` copies its ``__module__``."""
+    return isinstance(function, FunctionType) and function.__globals__.get("__name__") == module
+
+
 def names_in(code: CodeType) -> Iterator[str]:
     """Yield the names of globals and attributes in code, functions within it included."""
     yield from code.co_names

@@ -155,6 +155,7 @@ class Deferral:
     def __enter__(self) -> None:
         """Defer tensors until the batch is made, and record from the first one on."""
         self._thread = threading.get_ident()
+        self._decoded.clear()  # of a batch that failed
         memory.begin_batch()
         take_painted_s()  # what was painted before, maybe in the process that this one was forked from
         if _core.has_deferred_memory():  # that the program has kept

@@ -36,7 +36,7 @@ from fastload.deferred.recorder import (
 )
 from fastload.lazy import functions as lazy_functions
 from fastload.lazy.images import levels_of, pending_of
-from fastload.pipeline.installed.patches import is_own
+from fastload.pipeline.installed.patches import is_written_in
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
@@ -124,12 +124,12 @@ class Deferral:
             module = sys.modules.get(name)
             for function in _NAMES:
                 original = getattr(module, function, None)
-                if is_own(original, _HOME) and original.__name__ == function:
+                if is_written_in(original, _HOME) and original.__name__ == function:
                     lazy_functions.replace(module, function, self._in_place_of(original))
         home, processor, function = _OF_A_PROCESSOR
         holder = getattr(sys.modules.get(home), processor, None)
         original = None if holder is None else vars(holder).get(function)
-        if is_own(original, home):
+        if is_written_in(original, home):
             lazy_functions.replace(holder, function, self.in_place_of_method(original))
 
     def _prepare(self) -> None:
@@ -140,7 +140,7 @@ class Deferral:
         replace = self._replaced.replace
         for home, function, methods in _OF_VALUES:
             original = getattr(sys.modules.get(home), function, None)
-            if is_own(original, home) and original.__name__ == function:
+            if is_written_in(original, home) and original.__name__ == function:
                 replace(sys.modules[home], function, self.on_levels(original, methods))
         for holder, function in _POINTERS:
             replace(holder, function, _before(getattr(holder, function), _paint))

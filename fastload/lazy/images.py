@@ -29,7 +29,7 @@ from fastload.lazy import functions as lazy_functions
 from fastload.lazy.files import KINDS, converted, drop_webp, is_bomb, note, open_webp
 from fastload.lazy.pixels import COMPARED, ByPillow, Levels, Pending, Unread
 from fastload.pipeline.installed.decodes import calibrate
-from fastload.pipeline.installed.patches import is_own
+from fastload.pipeline.installed.patches import is_written_in
 from fastload.pipeline.installed.steps import REFERENCES, differing_step
 from fastload.pipeline.nodes import FILTERS, SAMPLINGS
 from fastload.stats.stack_sampler import register_codec
@@ -453,4 +453,4 @@ def _exact_steps() -> dict[str, bool]:
 
 def _is_patched(method: Any) -> bool:
     function = getattr(method, "fget", method)
-    return not any(is_own(function, module) for module in _MODULES)
+    return not any(is_written_in(function, module) for module in _MODULES)

@@ -36,6 +36,7 @@ from fastload.deferred.recorder import (
 )
 from fastload.lazy import functions as lazy_functions
 from fastload.lazy.images import levels_of, pending_of
+from fastload.pipeline.installed.patches import is_written_in
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
@@ -126,12 +127,12 @@ class Deferral:
             module = sys.modules.get(name)
             for function in _NAMES:
                 original = getattr(module, function, None)
-                if getattr(original, "__module__", None) == _HOME and getattr(original, "__name__", "") == function:
+                if is_written_in(original, _HOME) and original.__name__ == function:
                     lazy_functions.replace(module, function, self._in_place_of(original))
         home, processor, function = _OF_A_PROCESSOR
         holder = getattr(sys.modules.get(home), processor, None)
         original = None if holder is None else vars(holder).get(function)
-        if getattr(original, "__module__", None) == home:
+        if is_written_in(original, home):
             lazy_functions.replace(holder, function, self.in_place_of_method(original))
 
     def _prepare(self) -> None:
@@ -143,7 +144,7 @@ class Deferral:
         replace = self._replaced.replace
         for home, function, methods in _OF_VALUES:
             original = getattr(sys.modules.get(home), function, None)
-            if getattr(original, "__module__", None) == home and getattr(original, "__name__", "") == function:
+            if is_written_in(original, home) and original.__name__ == function:
                 replace(sys.modules[home], function, self.on_levels(original, methods))
         for holder, function in _POINTERS:
             replace(holder, function, _before(getattr(holder, function), _paint))
@@ -158,6 +159,7 @@ class Deferral:
     def __enter__(self) -> None:
         """Defer tensors until the batch is made, and record from the first one on."""
         self._thread = threading.get_ident()
+        self._decoded.clear()  # of a batch that failed
         memory.begin_batch()
         take_painted_s()  # what was painted before, maybe in the process that this one was forked from
         if _core.has_deferred_memory():  # that the program has kept
@@ -199,23 +201,30 @@ class Deferral:
         return self._thread == threading.get_ident() and is_plain_context(int(self._records))
 
     def _in_place_of(self, original: Any) -> Any:
+        calls = _globals_of(original)
+
         @functools.wraps(original)
         def function(*arguments: Any, **rest: Any) -> Any:
-            made = self._made(original, arguments[0], original) if len(arguments) == 1 and not rest else None
+            is_plain = len(arguments) == 1 and not rest
+            made = self._made(original, arguments[0], (original, *calls())) if is_plain else None
             return original(*arguments, **rest) if made is None else made
 
         return function
 
     def in_place_of_method(self, original: Any) -> Any:
-        """Wrap a method of an image and constants that reads its object's class alone."""
-        named = _read_by(original)
+        """Wrap a method of an image and constants that reads its object's class alone.
+
+        Of the image it may read a transparent colour, which is left to it.
+        """
+        named, calls = _read_by(original), _globals_of(original)
 
         @functools.wraps(original)
         def method(self_: Any, image: Any, *arguments: Any, **rest: Any) -> Any:
             given = rest if named is None else {name: rest[name] for name in named if name in rest}
-            key = original, type(self_), *given.items()
+            key = original, *calls(), type(self_), *given.items()
             made = None
-            if not arguments and rest.get("device") is None and _is_hashable(key):
+            is_opaque = isinstance(image, Image.Image) and "transparency" not in image.info
+            if is_opaque and not arguments and rest.get("device") is None and _is_hashable(key):
                 made = self._made(functools.partial(original, self_, **rest), image, key)
             return original(self_, image, *arguments, **rest) if made is None else made
 
@@ -310,6 +319,13 @@ def _read_by(function: Any) -> tuple[str, ...] | None:
     ]
     read = {step.argval for step in dis.get_instructions(code)}
     return None if read & {*others} else names
+
+
+def _globals_of(function: Any) -> Callable[[], tuple[Any, ...]]:
+    """Return what looks up a function's globals, which the user may replace."""
+    space = function.__globals__
+    names = [name for name in function.__code__.co_names if name in space]
+    return lambda: tuple(map(space.get, names))
 
 
 def _is_hashable(value: Any) -> bool:

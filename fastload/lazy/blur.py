@@ -20,6 +20,7 @@ from torchvision.transforms import functional
 
 from fastload import _core
 from fastload.pipeline.errors import Refused
+from fastload.pipeline.installed.patches import is_written_in
 from fastload.pipeline.installed.settings import check_modes
 from fastload.pipeline.installed.steps import REFERENCES
 
@@ -52,7 +53,7 @@ def functions(change: Change) -> Iterator[tuple[Any, str, Any]]:
         module, parts = sys.modules.get(name), sys.modules.get(tensors)
         original = getattr(module, function, None)
         ours = (original, getattr(parts, of_tensor, None), getattr(parts, "_get_gaussian_kernel2d", None))
-        if all(getattr(each, "__module__", None) in (name, tensors) for each in ours):
+        if all(is_written_in(each, name) or is_written_in(each, tensors) for each in ours):
             yield module, function, _blur(original, parts, of_tensor, change)
 
 

@@ -17,6 +17,7 @@ from PIL import Image, ImageEnhance, ImageOps
 from torchvision.transforms import _functional_pil
 
 from fastload.lazy import blur
+from fastload.pipeline.installed.patches import is_written_in
 from fastload.pipeline.nodes import solarize_threshold
 from fastload.stats.stack_sampler import register_codec
 
@@ -118,12 +119,12 @@ def install(change: Change, copy: Copy, is_unchanged: IsUnchanged) -> None:
         return
     for module, name, read in _FUNCTIONS:
         original = getattr(module, name, None)
-        if getattr(original, "__module__", None) == module.__name__:
+        if is_written_in(original, module.__name__):
             replace(module, name, _function(original, read, change))
     for module, name, replacement in blur.functions(change):
         replace(module, name, replacement)
     originals = [kind.__init__ for kind in _ENHANCERS]  # type: ignore[misc]
-    if all(getattr(each, "__module__", None) == ImageEnhance.__name__ for each in originals):
+    if all(is_written_in(each, ImageEnhance.__name__) for each in originals):
         _replace_enhancers(dict(zip(_ENHANCERS, originals, strict=True)), change, copy, is_unchanged)
 
 

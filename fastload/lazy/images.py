@@ -28,7 +28,7 @@ from PIL.WebPImagePlugin import WebPImageFile
 from fastload.lazy.files import KINDS, converted, drop_webp, is_bomb, note, open_webp
 from fastload.lazy.pixels import COMPARED, ByPillow, Levels, Pending, Unread
 from fastload.pipeline.installed.decodes import calibrate
-from fastload.pipeline.installed.patches import imported
+from fastload.pipeline.installed.patches import imported, is_written_in
 from fastload.pipeline.nodes import FILTERS, SAMPLINGS
 from fastload.stats.stack_sampler import register_codec
 
@@ -460,4 +460,4 @@ def _exact_steps() -> dict[str, bool]:
 
 def _is_patched(method: Any) -> bool:
     function = getattr(method, "fget", method)
-    return getattr(function, "__module__", None) not in _MODULES
+    return not any(is_written_in(function, module) for module in _MODULES)

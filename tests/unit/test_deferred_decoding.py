@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import io
 import os
 import sys
@@ -325,3 +326,17 @@ def test_it_decodes_at_once_where_programs_use_the_pixels(deferral, monkeypatch,
     with deferral:
         last = decode_image(bytes_of(DATA))
     assert is_deferred(last) == sent
+
+
+def test_a_batch_that_fails_teaches_nothing(deferral, monkeypatch):
+    monkeypatch.setattr(functions, "DECODED_MIN", 2)
+    with contextlib.suppress(IndexError), deferral:
+        kept = [decode_image(bytes_of(DATA)) for _ in range(4)]
+        raise IndexError
+    with deferral:
+        made = [decode_image(bytes_of(DATA)) for _ in range(2)]
+        assert all(content_to_send(each) is not None for each in made)
+    deferral.take_counts()
+    with deferral:
+        last = decode_image(bytes_of(DATA))
+    assert all(map(is_deferred, [*kept, last]))

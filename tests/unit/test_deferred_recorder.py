@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import functools
 import gc
 import re
 import signal
 
+import numpy as np
 import pytest
 import torch
 from deferred_images import calibrated, deferred, expected, fill_of, of_levels, pending, table
 from photos import jpeg, pixels
+from PIL import Image
 from torch.nn.functional import interpolate
 from torchvision.transforms import _functional_tensor
+from torchvision.transforms import functional as functional_of_pillow
 from torchvision.transforms.v2 import functional
 
 from fastload import _core
@@ -21,6 +25,7 @@ from fastload.deferred.functions import Deferral
 from fastload.deferred.geometry import placed
 from fastload.deferred.memory import is_deferred
 from fastload.deferred.recorder import IDENTITY
+from fastload.lazy import images as lazy_images
 from fastload.lazy.pixels import File, Pending
 
 DATA, SIZE = jpeg(0), (120, 90)
@@ -268,6 +273,56 @@ def test_normalize_is_recorded_as_one_call(monkeypatch, deferral):
     with deferral, pytest.raises(ValueError, match="std evaluated to zero"):
         normalize(deferred(of, single=True), [0.0], [0.0])
     assert is_deferred(kept)
+
+
+def as_array(image):
+    if "transparency" in image.info:
+        image = Image.alpha_composite(Image.new("RGBA", image.size, "white"), image.convert("RGBA")).convert("RGB")
+    return np.array(image)
+
+
+class Processor:
+    def process_image(self, image):
+        return torch.from_numpy(as_array(image)).permute(2, 0, 1).contiguous()
+
+
+@pytest.fixture
+def lazy():
+    assert lazy_images.install()
+    yield
+    lazy_images.uninstall()
+
+
+def test_a_processor_is_asked_where_its_image_or_its_module_is_another(monkeypatch, deferral, lazy):
+    monkeypatch.setattr(Processor, "process_image", deferral.in_place_of_method(Processor.process_image))
+    image = Image.fromarray(pixels(1, 160, 150))
+
+    def processed():
+        with deferral:
+            made = Processor().process_image(image)
+        return is_deferred(made), made
+
+    assert processed()[0]
+    image.info["transparency"] = image.getpixel((0, 0))
+    was_deferred, made = processed()
+    assert not was_deferred
+    assert made[:, 0, 0].tolist() == [255, 255, 255]
+    del image.info["transparency"]
+    monkeypatch.setitem(globals(), "as_array", lambda image: 255 - np.array(image))
+    was_deferred, made = processed()
+    assert was_deferred
+    assert torch.equal(made, 255 - functional.pil_to_tensor(image))
+
+
+def test_a_patch_with_the_names_of_a_function_stays(monkeypatch, deferral, lazy):
+    patch = functools.wraps(functional_of_pillow.to_tensor)(lambda image: None)
+    monkeypatch.setattr(functional_of_pillow, "to_tensor", patch)
+    patch_of_values = functools.wraps(_functional_tensor.normalize)(lambda image: None)
+    monkeypatch.setattr(_functional_tensor, "normalize", patch_of_values)
+    deferral.install()
+    assert functional_of_pillow.to_tensor is patch
+    deferral._prepare()
+    assert _functional_tensor.normalize is patch_of_values
 
 
 def test_it_records_while_there_are_deferred_tensors(deferral):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
 import platform
 
@@ -269,5 +270,6 @@ def test_steps_whose_weights_reach_beyond_the_mirror_do_not_fit():
 
 
 def test_a_patched_function_stays(monkeypatch):
-    monkeypatch.setattr(functional, "gaussian_blur", lambda image, kernel_size, sigma: image)
+    patch = functools.wraps(functional.gaussian_blur)(lambda image, kernel_size, sigma: image)
+    monkeypatch.setattr(functional, "gaussian_blur", patch)
     assert len(list(lazy_blur.functions(lambda *_: None))) == 1

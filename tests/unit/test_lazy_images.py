@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import functools
 import io
 import pickle
 import random
@@ -960,6 +961,17 @@ def test_functions_are_replaced_once():
     assert ImageOps.invert is original
 
 
+@pytest.mark.parametrize(("holder", "name"), [(ImageOps, "invert"), (ImageEnhance.Contrast, "__init__")])
+def test_a_patch_with_the_names_of_a_function_stays(monkeypatch, holder, name):
+    patch = functools.wraps(getattr(holder, name))(lambda *_: None)
+    monkeypatch.setattr(holder, name, patch)
+    try:
+        lazy_functions.install(lambda *_: None, lambda *_: None, lambda *_: False)
+        assert getattr(holder, name) is patch
+    finally:
+        lazy_functions.uninstall()
+
+
 @pytest.mark.parametrize("name", ["crop", "_open"])
 def test_what_is_patched_before_the_first_file_stays(as_ever, monkeypatch, name):
     """Such as by the user's ``worker_init_fn``."""
@@ -1028,7 +1040,8 @@ def test_load_closes_the_file_without_decoding(tmp_path, monkeypatch):
 def test_a_patched_pillow_stays_as_it_is(monkeypatch):
     end()
     monkeypatch.delattr(lazy_images, "_known")
-    monkeypatch.setattr(Image.Image, "crop", lambda self, box=None: self)
+    patch = functools.wraps(Image.Image.crop)(lambda self, box=None: self)
+    monkeypatch.setattr(Image.Image, "crop", patch)
     assert not lazy_images.install()
 
 

@@ -6,7 +6,7 @@ import builtins
 import functools
 import sys
 from types import CodeType, FunctionType, GetSetDescriptorType, MemberDescriptorType, MethodType, ModuleType
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, TypeGuard
 
 import torch
 
@@ -350,6 +350,11 @@ def _is_written_elsewhere(function: FunctionType) -> bool:
     file = f"/{function.__code__.co_filename}".replace("\\", "/")
     path = module.replace(".", "/")
     return not file.endswith((f"/{path}.py", f"/{path}/__init__.py", ">"))  # <string>: generated, e.g. by a dataclass
+
+
+def is_written_in(function: object, module: str) -> TypeGuard[FunctionType]:
+    """Whether a module's code makes a function; a patch may bear its names."""
+    return isinstance(function, FunctionType) and function.__globals__.get("__name__") == module
 
 
 def names_in(code: CodeType) -> Iterator[str]:

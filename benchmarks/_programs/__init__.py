@@ -1,0 +1,6 @@
+"""Data pipelines of programs that people run today, in our words; a module for each kind of program."""
+
+from benchmarks._programs import arrays, classification, detection, generation, multimodal, own_data, self_supervised
+from benchmarks._programs._program import PROGRAMS
+
+__all__ = ["PROGRAMS", "arrays", "classification", "detection", "generation", "multimodal", "own_data", "self_supervised"]

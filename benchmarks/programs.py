@@ -18,7 +18,6 @@ import tempfile
 import time
 import warnings
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final
 
@@ -26,6 +25,7 @@ import numpy as np
 import torch
 from torch.utils.data import DataLoader
 
+from benchmarks._checkout import ROOT
 from benchmarks._peers import prepared
 from benchmarks._programs import PROGRAMS
 from benchmarks._programs._program import Program, seed_all
@@ -108,9 +108,19 @@ def epochs(program: Program, name: str, source: Source, workers: int) -> list[tu
         return [(list(opened.batches), states()) for _ in range(EPOCHS)]
 
 
+def fewer(source: Source, count: int) -> Source:
+    """Return a source of so many samples, its folder with links to these alone."""
+    folder = source.scratch / f"photos-{count}"
+    for number, (path, _) in enumerate(source.samples[:count]):
+        (target := folder / "photos" / Path(path).parent.name).mkdir(parents=True, exist_ok=True)
+        if not (link := target / f"{number}-{Path(path).name}").exists():
+            link.symlink_to(path)
+    return Source(folder / "photos", min(count, source.images), folder, source.batch_size, source.shards)
+
+
 def compare(program: Program, source: Source, workers: int) -> dict[str, Any]:
     """Compare epochs of both loaders; returns whether batches and states are the same, and what differs."""
-    few = replace(source, images=min(source.images, source.batch_size * COMPARED // 2))
+    few = fewer(source, source.batch_size * COMPARED // 2)
     theirs, ours = (epochs(program, name, few, workers) for name in LOADERS)
     compared = ComparedValues(layout=None if torch.cuda.is_available() else "theirs")
     differ: dict[str, str] = {}
@@ -173,8 +183,13 @@ def measure(program: Program, source: Source, workers: int, repeats: int, turn_s
         "processor_saving": ratio(costs["torch"], costs["fastload"]).record() if min(costs["fastload"].values) else None,
         "deferred_per_image": (stats.deferred_images - before.deferred_images) / raced,
         "looks_per_image": (stats.looks - before.looks) / raced,
-        "looks_at": next(iter(stats.fetch.looks_at), None),
+        "looks_at": next((_place(line) for line in stats.fetch.looks_at), None),
     }
+
+
+def _place(line: str) -> str:
+    """Cut the folders of this machine off a line of code."""
+    return line.rpartition("site-packages/")[2].removeprefix(f"{ROOT}/")
 
 
 def counts(rows: Sequence[dict[str, Any]]) -> dict[str, int]:

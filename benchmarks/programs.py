@@ -10,8 +10,11 @@ the engine, and how often the program looked at deferred images.
 from __future__ import annotations
 
 import argparse
+import concurrent.futures
 import contextlib
 import importlib.util
+import logging
+import multiprocessing
 import os
 import random
 import tempfile
@@ -192,6 +195,22 @@ def _place(line: str) -> str:
     return line.rpartition("site-packages/")[2].removeprefix(f"{ROOT}/")
 
 
+def measured(name: str, *given: Any) -> dict[str, Any]:
+    """Measure a program in a process of its own, where no other's libraries have patched Pillow or OpenCV."""
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload([__name__])
+    with concurrent.futures.ProcessPoolExecutor(1, mp_context=context) as process:
+        return process.submit(_measure, name, multiprocessing.get_start_method(), *given).result()
+
+
+def _measure(name: str, start_method: str, *given: Any) -> dict[str, Any]:
+    multiprocessing.set_start_method(start_method, force=True)  # of workers; the process itself began otherwise
+    torch.set_num_threads(1)
+    warnings.simplefilter("ignore")  # of the libraries, and of fewer cores than workers
+    logging.disable(logging.WARNING)  # theirs
+    return measure(PROGRAMS[name], *given)
+
+
 def counts(rows: Sequence[dict[str, Any]]) -> dict[str, int]:
     """Count programs: all, skipped, compared, same, native, faster than :data:`FASTER`, slower than torch."""
     done = [row for row in rows if "speedup" in row]
@@ -224,15 +243,13 @@ def main(args: argparse.Namespace) -> int:
     parameters = {name: getattr(args, name) for name in sizes}
     record = {"benchmark": "programs", "environment": environment(), "dataset": described, "parameters": parameters}
     rows: list[dict[str, Any]] = []
-    torch.set_num_threads(1)
-    with tempfile.TemporaryDirectory(prefix="fastload-programs-") as scratch, warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # of the libraries, and of fewer cores than workers
+    with tempfile.TemporaryDirectory(prefix="fastload-programs-") as scratch:
         source = Source(Path(folder), args.images, Path(scratch), args.batch_size, max(4, args.threads))
         for program in wanted:
             if deadline is not None and time.monotonic() > deadline:
                 break
             try:
-                row = measure(program, source, args.threads, args.repeats, args.turn_seconds)
+                row = measured(program.name, source, args.threads, args.repeats, args.turn_seconds)
             except Exception as error:  # noqa: BLE001 - one program's end does not end the others
                 row = {"program": program.name, "what": program.what, "family": program.family, "reads": program.reads}
                 row["failed"] = f"{type(error).__name__}: {error}"

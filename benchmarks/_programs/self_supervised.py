@@ -17,18 +17,37 @@ from torchvision import transforms
 from torchvision.datasets import ImageFolder, VisionDataset
 from torchvision.transforms import InterpolationMode
 
+from benchmarks import _recipe_steps as steps
 from benchmarks._programs._program import Arguments, program
-from benchmarks._recipes import RECIPES, Source
+from benchmarks._recipes import Source
 from fastload.bench._data import MEAN, STD
 
 FAMILY: Final = "self-supervised"
-_KNOWN: Final = {recipe.name: recipe.arguments for recipe in RECIPES}
+
+
+class TwoCrops:
+    """Two views of an image, by a transform each."""
+
+    def __init__(self, first: Any, second: Any) -> None:
+        self.first = first
+        self.second = second
+
+    def __call__(self, image: Any) -> list[Any]:
+        """Make both views."""
+        return [self.first(image), self.second(image)]
 
 
 @program(FAMILY, "PIL")
 def moco_v3(source: Source) -> Arguments:
     """ImageFolder: two crops, ColorJitter, Pillow's blur, solarization."""
-    return {**_KNOWN["MoCo v3"](source), "drop_last": True}
+    views = []
+    for p, more in ((1.0, []), (0.1, [transforms.RandomApply([steps.PillowSolarize()], p=0.2)])):
+        parts = [transforms.RandomResizedCrop(224, scale=(0.08, 1.0))]
+        parts.append(transforms.RandomApply([transforms.ColorJitter(0.4, 0.4, 0.2, 0.1)], p=0.8))
+        parts += [transforms.RandomGrayscale(p=0.2), transforms.RandomApply([steps.PillowBlur()], p=p), *more]
+        parts += [transforms.RandomHorizontalFlip(), transforms.ToTensor(), transforms.Normalize(MEAN, STD)]
+        views.append(transforms.Compose(parts))
+    return {"dataset": ImageFolder(str(source.folder), TwoCrops(*views)), "shuffle": True, "drop_last": True}
 
 
 class DinoCrops:

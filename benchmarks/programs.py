@@ -154,7 +154,8 @@ def measure(program: Program, source: Source, workers: int, repeats: int, turn_s
         # Indices of each loader's epochs, at first some batches of each worker.
         first = given["torch"]["batch_size"] * 2 * max(1, workers) if given["torch"].get("shuffle") else 0
         orders = {
-            name: [index % len(of["dataset"]) for index in range(first)] if first else None for name, of in given.items()
+            name: [index % len(of["dataset"]) for index in range(first)] if first else None
+            for name, of in given.items()
         }
         opened = {
             name: stack.enter_context(contextlib.closing(Opened(program, name, given[name], order)))
@@ -183,7 +184,9 @@ def measure(program: Program, source: Source, workers: int, repeats: int, turn_s
         "images_per_s": {name: spread.record() for name, spread in speeds.items()},
         "speedup": ratio(speeds["fastload"], speeds["torch"]).record(),
         "processor_ms_per_image": {name: 1e3 * cost.median for name, cost in costs.items()},
-        "processor_saving": ratio(costs["torch"], costs["fastload"]).record() if min(costs["fastload"].values) else None,
+        "processor_saving": ratio(costs["torch"], costs["fastload"]).record()
+        if min(costs["fastload"].values)
+        else None,
         "deferred_per_image": (stats.deferred_images - before.deferred_images) / raced,
         "looks_per_image": (stats.looks - before.looks) / raced,
         "looks_at": next((_place(line) for line in stats.fetch.looks_at), None),
@@ -252,13 +255,15 @@ def main(args: argparse.Namespace) -> int:
                 row = measured(program.name, source, args.threads, args.repeats, args.turn_seconds)
             except Exception as error:  # noqa: BLE001 - one program's end does not end the others
                 row = {"program": program.name, "what": program.what, "family": program.family, "reads": program.reads}
-                row["failed"] = f"{type(error).__name__}: {error}"
+                row["failed"] = f"{type(error).__name__}: {(str(error).strip().splitlines() or [''])[-1]}"
             rows.append(row)
             console().print(_line(row), markup=False)
             complete = len(rows) == len(PROGRAMS)
             save(args.json, {**record, "note": args.note, "rows": rows, "counts": counts(rows), "complete": complete})
     found = counts(rows)
-    console().print("{same} of {compared} programs get torch's batches, {skipped} of {programs} skipped".format(**found))
+    console().print(
+        "{same} of {compared} programs get torch's batches, {skipped} of {programs} skipped".format(**found)
+    )
     return int(any(row.get("difference") or "failed" in row for row in rows))
 
 
@@ -267,7 +272,9 @@ def _line(row: dict[str, Any]) -> str:
         return f"{row['program']:<26} {row.get('skipped') or row.get('failed') or row['difference']}"
     gain, saving = row["speedup"], row["processor_saving"]
     spent = f"{saving['median']:.2f}×" if saving else "–"
-    looks = f"; {row['looks_per_image']:.2f} looks an image, most at {row['looks_at']}" if row["looks_per_image"] else ""
+    looks = (
+        f"; {row['looks_per_image']:.2f} looks an image, most at {row['looks_at']}" if row["looks_per_image"] else ""
+    )
     return (
         f"{row['program']:<26} {row['where']:<23} {gain['median']:5.2f}× ({extent(gain, '.2f')}), processors {spent}, "
         f"{row['deferred_per_image']:.2f} deferred{looks}"

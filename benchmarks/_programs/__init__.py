@@ -3,4 +3,13 @@
 from benchmarks._programs import arrays, classification, detection, generation, multimodal, own_data, self_supervised
 from benchmarks._programs._program import PROGRAMS
 
-__all__ = ["PROGRAMS", "arrays", "classification", "detection", "generation", "multimodal", "own_data", "self_supervised"]
+__all__ = [
+    "PROGRAMS",
+    "arrays",
+    "classification",
+    "detection",
+    "generation",
+    "multimodal",
+    "own_data",
+    "self_supervised",
+]

@@ -130,7 +130,13 @@ def hugging_face(source: Source, **columns: list[Any]) -> Any:
 def tokenizer() -> Any:
     """Make one of transformers' tokenizers with a small vocabulary."""
     parts, transformers = import_module("tokenizers"), import_module("transformers")
-    words = ["<pad>", "<unk>", "<bos>", "<image>", *"a photograph of one thing that stands on table beside other".split()]
+    words = [
+        "<pad>",
+        "<unk>",
+        "<bos>",
+        "<image>",
+        *"a photograph of one thing that stands on table beside other".split(),
+    ]
     model = parts.models.WordLevel({word: number for number, word in enumerate(words)}, unk_token="<unk>")
     fast = parts.Tokenizer(model)
     fast.pre_tokenizer = parts.pre_tokenizers.WhitespaceSplit()

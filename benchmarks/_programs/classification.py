@@ -90,7 +90,9 @@ def _prefetched(loader: Any, **options: Any) -> Any:
     return import_module("timm.data.loader").PrefetchLoader(loader, device=device, **options)
 
 
-_RAND_AUGMENT: Final = "rand-m9-mmax9-mstd0.5-inc1"  # at most 9: at 10 timm posterizes to 0 bits, which Pillow 13 refuses
+_RAND_AUGMENT: Final = (
+    "rand-m9-mmax9-mstd0.5-inc1"  # at most 9: at 10 timm posterizes to 0 bits, which Pillow 13 refuses
+)
 
 
 @program(FAMILY, "PIL", "timm", around=_prefetched)
@@ -226,7 +228,8 @@ def mmpretrain_like(source: Source) -> Arguments:
     return {"dataset": Records(source.samples, PackedSample()), "shuffle": True, **rest}
 
 
-def _infinite() -> type[Any]:
+def infinite_loader() -> type[Any]:
+    """Return Ultralytics' class of DataLoader, whose epochs follow each other without an end."""
     kind: type[Any] = import_module("ultralytics.data.build").InfiniteDataLoader
     return kind
 
@@ -237,7 +240,7 @@ def ultralytics_settings(**options: Any) -> Any:
     return import_module("ultralytics.cfg").get_cfg(overrides={"workers": 0, **options})
 
 
-@program(FAMILY, "cv2 patched", "ultralytics", loader=_infinite)
+@program(FAMILY, "cv2 patched", "ultralytics", loader=infinite_loader)
 def ultra_classify(source: Source) -> Arguments:
     """Ultralytics' ClassificationDataset: crop, flip, RandAugment, erasing."""
     settings = ultralytics_settings(task="classify", imgsz=224, cache=False)

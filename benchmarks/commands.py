@@ -266,7 +266,7 @@ BENCHMARKS: Final[Table] = {
     ),
     "programs": _benchmark(
         "programs",
-        "data pipelines of 56 programs of today beside torch's DataLoader",
+        "data pipelines of programs of today beside torch's DataLoader",
         option("--only", metavar="A,B", help="programs whose names contain one of these"),
         number("--seconds", "length of the run: no program begins later", kind=positive),
         number("--threads", "worker processes", 2),

@@ -1,10 +1,10 @@
 """Measure programs of today beside torch's DataLoader: ``python -m benchmarks programs``.
 
-Each program of :mod:`benchmarks._programs` loads data as its authors do, from the benchmarks' photographs. Two epochs of
-FastLoader are compared with torch's first, to the bit, with the states of torch's, NumPy's and Python's generators
-after each. Then the loaders take turns: an epoch each, as long as a loader needs for ``--turn-seconds``, or as long as
-it is where the program has a sampler of its own or a stream. A row says what it takes of the clock and of processors,
-the engine, and how often the program looked at deferred images.
+Each program of :mod:`benchmarks._programs` loads the benchmarks' photographs as its authors load their data, in a
+process of its own. Two epochs of FastLoader are compared with torch's first, to the bit, with the states of torch's,
+NumPy's and Python's generators after each. Then the loaders take turns, an epoch each: as long as a loader needs for
+``--turn-seconds``, or as long as it is where the program has a sampler of its own or a stream. A row says what
+FastLoader saves of the clock and of processors, the engine, and how often the program looked at deferred images.
 """
 
 from __future__ import annotations
@@ -172,7 +172,7 @@ def measure(program: Program, source: Source, workers: int, repeats: int, turn_s
     costs = {
         name: Spread.of([spent / images[name] for spent in one.spent_s[-repeats:]]) for name, one in metered.items()
     }
-    raced = max(1, stats.images - before.images)
+    raced = images["fastload"] * (repeats + 1)
     return {
         **row,
         "workers": given["torch"]["num_workers"],
@@ -215,11 +215,12 @@ def _measure(name: str, start_method: str, *given: Any) -> dict[str, Any]:
 
 
 def counts(rows: Sequence[dict[str, Any]]) -> dict[str, int]:
-    """Count programs: all, skipped, compared, same, native, faster than :data:`FASTER`, slower than torch."""
+    """Count programs by what was found; faster is faster than :data:`FASTER`, slower is slower than torch."""
     done = [row for row in rows if "speedup" in row]
     return {
         "programs": len(rows),
         "skipped": sum("skipped" in row for row in rows),
+        "measured": sum("states_same" in row for row in rows),
         "compared": sum(row.get("same") is not None for row in rows),
         "same": sum(row.get("same") is True for row in rows),
         "states_same": sum(row.get("states_same") is True for row in rows),
@@ -232,12 +233,13 @@ def counts(rows: Sequence[dict[str, Any]]) -> dict[str, int]:
 def chosen(only: str | None, *, quick: bool) -> list[Program]:
     """Return the programs that ``--only`` names; if quick, the first of each family unless it is given."""
     if only is None and quick:
-        return list({one.family: one for one in reversed(PROGRAMS.values())}.values())
+        first = {one.family: one for one in reversed(PROGRAMS.values())}
+        return [one for one in PROGRAMS.values() if first[one.family] is one]
     return choose(list(PROGRAMS.values()), only)
 
 
 def main(args: argparse.Namespace) -> int:
-    """Run ``python -m benchmarks programs``; 1 if a program failed, or its batches or generators differ from torch's."""
+    """Run ``python -m benchmarks programs``; 1 if a program failed, or its batches or generators differ."""
     wanted = chosen(args.only, quick=args.quick)
     check_shared_memory(args.threads, 10 * args.batch_size)
     deadline = None if args.seconds is None else time.monotonic() + args.seconds

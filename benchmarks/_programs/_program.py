@@ -108,7 +108,24 @@ def boxes(size: tuple[int, int]) -> list[list[float]]:
 
 def captions(source: Source) -> list[str]:
     """A caption of each sample, of several lengths."""
-    words = "a photograph of one thing that stands on a table beside other things in the light".split()
+    words = [
+        "a",
+        "photograph",
+        "of",
+        "one",
+        "thing",
+        "that",
+        "stands",
+        "on",
+        "a",
+        "table",
+        "beside",
+        "other",
+        "things",
+        "in",
+        "the",
+        "light",
+    ]
     return [" ".join(words[: 3 + place % 13]) for place in range(len(source.samples))]
 
 
@@ -135,7 +152,7 @@ def tokenizer() -> Any:
         "<unk>",
         "<bos>",
         "<image>",
-        *"a photograph of one thing that stands on table beside other".split(),
+        *["a", "photograph", "of", "one", "thing", "that", "stands", "on", "table", "beside", "other"],
     ]
     model = parts.models.WordLevel({word: number for number, word in enumerate(words)}, unk_token="<unk>")
     fast = parts.Tokenizer(model)

@@ -32,14 +32,14 @@ def digits(source: Source, transform: Any) -> FashionMNIST:
 
 @program(FAMILY, "array")
 def cifar_kuangliu(source: Source) -> Arguments:
-    """torchvision's CIFAR10: padded crop of 32, flip; batches of 128."""
+    """Torchvision's CIFAR10: padded crop of 32, flip; batches of 128."""
     recipe = next(recipe for recipe in RECIPES if recipe.name == "CIFAR-10")
     return {**recipe.arguments(source), "batch_size": 8 * source.batch_size}
 
 
 @program(FAMILY, "array")
 def tut_fashionmnist(source: Source) -> Arguments:
-    """torchvision's FashionMNIST: to tensor, no workers."""
+    """Torchvision's FashionMNIST: to tensor, no workers."""
     dataset = digits(source, transforms.ToTensor())
     return {"dataset": dataset, "shuffle": True, "batch_size": 64, "num_workers": 0}
 
@@ -74,14 +74,13 @@ def ex_siamese(source: Source) -> Arguments:
 
 @program(FAMILY, "array", "medmnist")
 def medmnist(source: Source) -> Arguments:
-    """medmnist's PathMNIST: to tensor, normalize."""
+    """Medmnist's PathMNIST: to tensor, normalize."""
     file = source.scratch / "pathmnist.npz"
     if not file.exists():
         source.scratch.mkdir(parents=True, exist_ok=True)
         images = [np.asarray(Image.open(path).convert("RGB").resize((28, 28))) for path, _ in source.samples]
         labels = np.array([[target % 9] for _, target in source.samples], np.uint8)
-        arrays = {"images": np.stack(images * _COPIES), "labels": np.concatenate([labels] * _COPIES)}
-        np.savez(file, **{f"train_{name}": of for name, of in arrays.items()})
+        np.savez(file, train_images=np.stack(images * _COPIES), train_labels=np.concatenate([labels] * _COPIES))
     transform = transforms.Compose([transforms.ToTensor(), transforms.Normalize([0.5], [0.5])])
     module = import_module("medmnist.dataset")
     dataset = module.PathMNIST(split="train", transform=transform, root=str(source.scratch))
@@ -99,7 +98,7 @@ def tensordataset_nw0(source: Source) -> Arguments:
 
 @program(FAMILY, "text", "datasets", "transformers")
 def text_collator_padding(source: Source) -> Arguments:
-    """transformers' text: tokens of a datasets.Dataset, DataCollatorWithPadding."""
+    """Transformers' text: tokens of a datasets.Dataset, DataCollatorWithPadding."""
     tokens = tokenizer()
 
     def tokenize(batch: dict[str, Any]) -> Any:

@@ -29,24 +29,25 @@ _KNOWN: Final = {recipe.name: recipe.arguments for recipe in RECIPES}
 
 @program(FAMILY, "PIL")
 def tut_transfer_learning(source: Source) -> Arguments:
-    """torchvision's ImageFolder: crop, flip; batches of 4."""
+    """Torchvision's ImageFolder: crop, flip; batches of 4."""
     return {"dataset": ImageFolder(str(source.folder), training_transform()), "batch_size": 4, "shuffle": True}
 
 
 @program(FAMILY, "PIL")
 def tvref_cls_ta_re_mixup(source: Source) -> Arguments:
-    """torchvision's reference: TrivialAugment, erasing, repeated augmentation, MixUp or CutMix."""
+    """Torchvision's reference: TrivialAugment, erasing, repeated augmentation, MixUp or CutMix."""
     return _KNOWN["torchvision, newer recipe"](source)
 
 
 def read_rgb(path: str) -> torch.Tensor:
     """Decode a file by torchvision.io."""
-    return decode_image(path, mode=ImageReadMode.RGB)
+    image: torch.Tensor = decode_image(path, mode=ImageReadMode.RGB)
+    return image
 
 
 @program(FAMILY, "torchvision.io")
 def tvref_cls_tensor_decode(source: Source) -> Arguments:
-    """torchvision's reference: a DatasetFolder whose loader is decode_image, crop, flip."""
+    """Torchvision's reference: a DatasetFolder whose loader is decode_image, crop, flip."""
     parts = [transforms.RandomResizedCrop(176, antialias=True), transforms.RandomHorizontalFlip()]
     parts += [transforms.ConvertImageDtype(torch.float), transforms.Normalize(MEAN, STD)]
     transform = steps.Calls(transforms.Compose(parts))
@@ -55,7 +56,7 @@ def tvref_cls_tensor_decode(source: Source) -> Arguments:
 
 @program(FAMILY, "PIL")
 def tvref_cls_v2_tensor_ra(source: Source) -> Arguments:
-    """torchvision's reference, transforms v2 of tensors: crop, flip, RandAugment, erasing."""
+    """Torchvision's reference, transforms v2 of tensors: crop, flip, RandAugment, erasing."""
     parts = [v2.PILToTensor(), v2.RandomResizedCrop(176, antialias=True), v2.RandomHorizontalFlip(), v2.RandAugment()]
     parts += [v2.ToDtype(torch.float, scale=True), v2.Normalize(MEAN, STD), v2.RandomErasing(0.1), v2.ToPureTensor()]
     dataset = ImageFolder(str(source.folder), steps.Calls(v2.Compose(parts)))
@@ -64,7 +65,7 @@ def tvref_cls_v2_tensor_ra(source: Source) -> Arguments:
 
 @program(FAMILY, "PIL PNG")
 def png_masks_only(source: Source) -> Arguments:
-    """torchvision's ImageFolder of PNG files: crop, flip."""
+    """Torchvision's ImageFolder of PNG files: crop, flip."""
     for path in beside(source, "png", lambda image: image):
         (target := source.scratch / "classes" / Path(path).name.partition("-")[0]).mkdir(parents=True, exist_ok=True)
         if not (link := target / Path(path).name).exists():
@@ -97,25 +98,25 @@ _RAND_AUGMENT: Final = (
 
 @program(FAMILY, "PIL", "timm", around=_prefetched)
 def timm_train_default(source: Source) -> Arguments:
-    """timm's ImageDataset: crop with a random filter, flip, ColorJitter; PrefetchLoader."""
+    """Timm's ImageDataset: crop with a random filter, flip, ColorJitter; PrefetchLoader."""
     return _timm(source)
 
 
 @program(FAMILY, "PIL", "timm")
 def timm_train_noprefetch(source: Source) -> Arguments:
-    """timm's ImageDataset: crop with a random filter, flip, ColorJitter; --no-prefetcher."""
+    """Timm's ImageDataset: crop with a random filter, flip, ColorJitter; --no-prefetcher."""
     return _timm(source, prefetcher=False)
 
 
 @program(FAMILY, "PIL", "timm", around=functools.partial(_prefetched, re_prob=0.25, re_mode="pixel"))
 def timm_train_repixel_ra(source: Source) -> Arguments:
-    """timm's ImageDataset: bicubic crop, flip, RandAugment; PrefetchLoader erases."""
+    """Timm's ImageDataset: bicubic crop, flip, RandAugment; PrefetchLoader erases."""
     return _timm(source, auto_augment=_RAND_AUGMENT, interpolation="bicubic")
 
 
 @program(FAMILY, "PIL", "timm", around=functools.partial(_prefetched, re_prob=0.25, re_mode="pixel", re_num_splits=3))
 def timm_train_augsplits(source: Source) -> Arguments:
-    """timm's AugMixDataset: three splits of each image, two of them AugMix; PrefetchLoader erases."""
+    """Timm's AugMixDataset: three splits of each image, two of them AugMix; PrefetchLoader erases."""
     return _timm(source, splits=3, auto_augment="augmix-m5-w3-d2")
 
 
@@ -257,7 +258,7 @@ def _stacked(samples: list[dict[str, Any]]) -> dict[str, torch.Tensor]:
 
 @program(FAMILY, "PIL via datasets", "datasets")
 def hf_trainer_cls_script(source: Source) -> Arguments:
-    """transformers' script for image classification: set_transform of torchvision's crop, flip."""
+    """Transformers' script for image classification: set_transform of torchvision's crop, flip."""
     transform = training_transform()
 
     def train(batch: dict[str, Any]) -> dict[str, Any]:
@@ -283,19 +284,19 @@ def _processed(source: Source, processor: str) -> Arguments:
 
 @program(FAMILY, "PIL, then torchvision", "datasets", "transformers")
 def hf_vit_processor_fast(source: Source) -> Arguments:
-    """transformers' ViTImageProcessor on torchvision in with_transform."""
+    """Transformers' ViTImageProcessor on torchvision in with_transform."""
     return _processed(source, "image_processing_vit.ViTImageProcessor")
 
 
 @program(FAMILY, "PIL", "datasets", "transformers")
 def hf_vit_processor_pil(source: Source) -> Arguments:
-    """transformers' ViTImageProcessor on Pillow in with_transform."""
+    """Transformers' ViTImageProcessor on Pillow in with_transform."""
     return _processed(source, "image_processing_pil_vit.ViTImageProcessorPil")
 
 
 @program(FAMILY, "PIL via datasets", "datasets")
 def hf_streaming(source: Source) -> Arguments:
-    """datasets' IterableDataset: shuffle, then map of torchvision's crop, flip."""
+    """Datasets' IterableDataset: shuffle, then map of torchvision's crop, flip."""
     transform = training_transform()
 
     def train(sample: dict[str, Any]) -> dict[str, Any]:

@@ -27,7 +27,7 @@ FAMILY: Final = "detection, segmentation"
 
 @program(FAMILY, "PIL")
 def tvref_detection_hflip_pil(source: Source) -> Arguments:
-    """torchvision's reference, CocoDetection and boxes: flip of Pillow's image, to float."""
+    """Torchvision's reference, CocoDetection and boxes: flip of Pillow's image, to float."""
     recipe = next(recipe for recipe in RECIPES if recipe.name == "torchvision detection")
     return recipe.arguments(source)
 
@@ -50,12 +50,12 @@ class Boxes(Dataset[Any]):
 
 def boxes_of(found: list[list[float]], size: tuple[int, ...]) -> Any:
     """Make BoundingBoxes of left, top, right and bottom, in an image of height and width."""
-    return tv_tensors.BoundingBoxes(torch.tensor(found), format="XYXY", canvas_size=size)  # type: ignore[call-overload]
+    return tv_tensors.BoundingBoxes(torch.tensor(found), format="XYXY", canvas_size=size)
 
 
 @program(FAMILY, "PIL")
 def tvref_detection_ssd_v2(source: Source) -> Arguments:
-    """torchvision's reference, CocoDetection and boxes, transforms v2: photometric distortion, zoom, IoU crop, flip."""
+    """Torchvision's reference, CocoDetection and boxes, transforms v2: photometric distortion, zoom, IoU crop, flip."""
     fill: dict[Any, Any] = {tv_tensors.Image: (123.0, 117.0, 104.0), "others": 0}
     parts = [v2.ToImage(), v2.RandomPhotometricDistort(), v2.RandomZoomOut(fill=fill), v2.RandomIoUCrop()]
     parts += [v2.RandomHorizontalFlip(), v2.ToDtype(torch.float, scale=True), v2.ConvertBoundingBoxFormat("XYXY")]
@@ -116,7 +116,7 @@ def _padded(tensors: tuple[torch.Tensor, ...], fill: int) -> torch.Tensor:
 
 @program(FAMILY, "PIL")
 def tvref_segmentation(source: Source) -> Arguments:
-    """torchvision's reference, VOCSegmentation: scale, flip and crop of JPEG and PNG mask to 480."""
+    """Torchvision's reference, VOCSegmentation: scale, flip and crop of JPEG and PNG mask to 480."""
     dataset = ImageAndMask(source, _scaled)
     return {"dataset": dataset, "shuffle": True, "drop_last": True, "collate_fn": batch_of_masks}
 
@@ -139,7 +139,7 @@ def tvref_segmentation_v2(source: Source) -> Arguments:
 
 @program(FAMILY, "PIL")
 def unet_milesial(source: Source) -> Arguments:
-    """milesial's U-Net: JPEG and PNG mask at half size, arrays, a dict."""
+    """Milesial's U-Net: JPEG and PNG mask at half size, arrays, a dict."""
 
     def make(image: Image.Image, mask: Image.Image) -> dict[str, Any]:
         size = (image.width // 2, image.height // 2)
@@ -182,7 +182,7 @@ class PennFudan(Dataset[Any]):
 
 @program(FAMILY, "torchvision.io")
 def tut_pennfudan_det(source: Source) -> Arguments:
-    """torchvision's tutorial of detection: read_image of image and mask, boxes, flip; batches of 2."""
+    """Torchvision's tutorial of detection: read_image of image and mask, boxes, flip; batches of 2."""
     return {"dataset": PennFudan(source), "batch_size": 2, "shuffle": True, "collate_fn": steps.as_tuples}
 
 
@@ -265,7 +265,7 @@ def _albumented(source: Source, transform: Callable[[dict[str, Any]], dict[str, 
 
 @program(FAMILY, "PIL via datasets", "datasets", "transformers", "albumentations")
 def hf_object_detection(source: Source) -> Arguments:
-    """transformers' script for detection: albumentations of image and boxes, DetrImageProcessor in with_transform."""
+    """Transformers' script for detection: albumentations of image and boxes, DetrImageProcessor in with_transform."""
     albu = import_module("albumentations")
     parts = [albu.Perspective(p=0.1), albu.HorizontalFlip(p=0.5), albu.RandomBrightnessContrast(p=0.5)]
     parts.append(albu.HueSaturationValue(p=0.1))
@@ -298,7 +298,7 @@ def hf_object_detection(source: Source) -> Arguments:
 
 @program(FAMILY, "PIL via datasets", "datasets", "transformers", "albumentations")
 def hf_semseg_albu(source: Source) -> Arguments:
-    """transformers' script for segmentation: albumentations of np.array(image) and its PNG mask in with_transform."""
+    """Transformers' script for segmentation: albumentations of np.array(image) and its PNG mask in with_transform."""
     albu = import_module("albumentations")
     parts = [albu.PadIfNeeded(min_height=512, min_width=512, border_mode=0, fill_mask=255), albu.RandomCrop(512, 512)]
     parts += [albu.HorizontalFlip(p=0.5), albu.Normalize(MEAN, STD, max_pixel_value=255.0, p=1.0)]

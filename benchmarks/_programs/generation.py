@@ -43,7 +43,7 @@ def _collated(examples: list[dict[str, Any]], *, names: tuple[str, ...] = ("pixe
 
 @program(FAMILY, "PIL via datasets", "datasets", "transformers")
 def diffusers_text_to_image(source: Source) -> Arguments:
-    """diffusers' text-to-image script: resize to 512, center crop, flip; captions."""
+    """Diffusers' text-to-image script: resize to 512, center crop, flip; captions."""
     parts = [transforms.Resize(512), transforms.CenterCrop(512), transforms.RandomHorizontalFlip()]
     transform, tokens = transforms.Compose([*parts, transforms.ToTensor(), _HALVES]), tokenizer()
 
@@ -64,7 +64,7 @@ def edges(image: Image.Image) -> Image.Image:
 
 @program(FAMILY, "PIL via datasets", "datasets", "transformers")
 def diffusers_controlnet(source: Source) -> Arguments:
-    """diffusers' ControlNet script: a JPEG and a PNG column, resize to 512, center crop; captions."""
+    """Diffusers' ControlNet script: a JPEG and a PNG column, resize to 512, center crop; captions."""
     parts = [transforms.Resize(512), transforms.CenterCrop(512), transforms.ToTensor()]
     transform, condition, tokens = transforms.Compose([*parts, _HALVES]), transforms.Compose(parts), tokenizer()
 
@@ -115,7 +115,7 @@ def with_prior(examples: list[dict[str, Any]]) -> dict[str, torch.Tensor]:
 
 @program(FAMILY, "PIL", "transformers")
 def diffusers_dreambooth(source: Source) -> Arguments:
-    """diffusers' DreamBoothDataset: exif_transpose, resize to 512, center crop; images of the class."""
+    """Diffusers' DreamBoothDataset: exif_transpose, resize to 512, center crop; images of the class."""
     paths = [path for path, _ in source.samples]
     return {"dataset": DreamBooth(paths, paths[::-1]), "shuffle": True, "collate_fn": with_prior}
 

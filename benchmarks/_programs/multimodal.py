@@ -140,7 +140,7 @@ def openclip_wds_det(source: Source) -> Arguments:
 
 @program(FAMILY, "PIL via webdataset", "webdataset", around=_web_loader)
 def wds_pipeline_rrc(source: Source) -> Arguments:
-    """webdataset's own pipeline: pilrgb, crop, flip."""
+    """Webdataset's own pipeline: pilrgb, crop, flip."""
     wds = import_module("webdataset")
     dataset: IterableDataset[Any] = wds.WebDataset(_shards(source), shardshuffle=False, nodesplitter=None)
     dataset = dataset.decode("pilrgb").to_tuple("jpg", "cls").map_tuple(training_transform(), to_int)  # type: ignore[attr-defined]
@@ -162,7 +162,7 @@ class ProcessorCollate:
 
 @program(FAMILY, "PIL, then torchvision", "datasets", "transformers")
 def hf_clip_processor_collate(source: Source) -> Arguments:
-    """transformers' CLIPImageProcessor and tokenizer in the collate function."""
+    """Transformers' CLIPImageProcessor and tokenizer in the collate function."""
     collate = ProcessorCollate(import_module("transformers.models.clip.image_processing_clip").CLIPImageProcessor())
     return {"dataset": hugging_face(source, text=captions(source)), "shuffle": True, "collate_fn": collate}
 
@@ -184,7 +184,7 @@ class ChatCollate(ProcessorCollate):
 
 @program(FAMILY, "PIL, then torchvision", "datasets", "transformers")
 def hf_qwen2vl_collate(source: Source) -> Arguments:
-    """transformers' Qwen2VLImageProcessor and tokenizer in the collate function, as TRL trains."""
+    """Transformers' Qwen2VLImageProcessor and tokenizer in the collate function, as TRL trains."""
     module = import_module("transformers.models.qwen2_vl.image_processing_qwen2_vl")
     collate = ChatCollate(module.Qwen2VLImageProcessor())
     return {"dataset": hugging_face(source, text=captions(source)), "shuffle": True, "collate_fn": collate}
@@ -206,7 +206,7 @@ class ClipTransform(nn.Module):
         """Transform an image, without gradients."""
         with torch.no_grad():
             x = self.transforms(x)
-        return x
+        return x  # noqa: RET504 - scripts do not return within a block
 
 
 def _clip_batch(examples: list[dict[str, Any]]) -> dict[str, Any]:
@@ -217,7 +217,7 @@ def _clip_batch(examples: list[dict[str, Any]]) -> dict[str, Any]:
 
 @program(FAMILY, "torchvision.io", "datasets", "transformers")
 def hf_run_clip(source: Source) -> Arguments:
-    """transformers' run_clip: read_image, scripted resize and center crop, in set_transform."""
+    """Transformers' run_clip: read_image, scripted resize and center crop, in set_transform."""
     scripted, tokens = torch.jit.script(ClipTransform(224)), tokenizer()
     texts = tokens(captions(source), max_length=77, padding="max_length", truncation=True)
     columns = {name: texts[name] for name in ("input_ids", "attention_mask")}

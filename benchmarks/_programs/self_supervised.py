@@ -79,7 +79,7 @@ class DinoCrops:
         return {"global_crops": crops, "global_crops_teacher": crops, "local_crops": local, "offsets": ()}
 
 
-class BytesDataset(VisionDataset):
+class BytesDataset(VisionDataset):  # type: ignore[misc]
     """Reads a file's bytes, decodes them by Pillow, and transforms image and target together."""
 
     def __init__(self, samples: list[tuple[str, int]], transform: Any) -> None:
@@ -130,7 +130,7 @@ def dinov2(source: Source) -> Arguments:
     return {"dataset": dataset, "shuffle": True, "drop_last": True, "collate_fn": collate_crops}
 
 
-class ImageNet(ImageFolder):
+class ImageNet(ImageFolder):  # type: ignore[misc]
     """ImageFolder under the name of the data set that the program reads."""
 
     def __init__(self, root: str, transform: Any) -> None:

@@ -203,11 +203,11 @@ def measured(name: str, *given: Any) -> dict[str, Any]:
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload([__name__])
     with concurrent.futures.ProcessPoolExecutor(1, mp_context=context) as process:
-        return process.submit(_measure, name, multiprocessing.get_start_method(), *given).result()
+        return process.submit(_measure, name, *given).result()
 
 
-def _measure(name: str, start_method: str, *given: Any) -> dict[str, Any]:
-    multiprocessing.set_start_method(start_method, force=True)  # of workers; the process itself began otherwise
+def _measure(name: str, *given: Any) -> dict[str, Any]:
+    multiprocessing.set_start_method("fork", force=True)  # of workers, some of whose datasets hold closures
     torch.set_num_threads(1)
     warnings.simplefilter("ignore")  # of the libraries, and of fewer cores than workers
     logging.disable(logging.WARNING)  # theirs

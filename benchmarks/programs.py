@@ -138,55 +138,53 @@ def compare(program: Program, source: Source, workers: int) -> dict[str, Any]:
 
 def measure(program: Program, source: Source, workers: int, repeats: int, turn_seconds: float) -> dict[str, Any]:
     """Compare, then time one program; returns its row of the record."""
-    row: dict[str, Any] = {
-        "program": program.name,
-        "what": program.what,
-        "family": program.family,
-        "reads": program.reads,
-    }
     if missing := [package for package in program.needs if importlib.util.find_spec(package) is None]:
-        return {**row, "skipped": f"{' and '.join(missing)} {'is' if len(missing) == 1 else 'are'} not installed"}
-    row |= compare(program, source, workers)
-    if row["difference"]:
-        return row
+        return known(program, skipped=f"{' and '.join(missing)} {'is' if len(missing) == 1 else 'are'} not installed")
+    row = known(program, **compare(program, source, workers))
+    return row if row["difference"] else {**row, **take_turns(program, source, workers, repeats, turn_seconds)}
+
+
+def known(program: Program, **found: Any) -> dict[str, Any]:
+    """Return a row of the record: what is known of a program, and what was found."""
+    return {"program": program.name, "what": program.what, "family": program.family, "reads": program.reads, **found}
+
+
+def take_turns(program: Program, source: Source, workers: int, repeats: int, turn_seconds: float) -> dict[str, Any]:
+    """Time both loaders of a program, an epoch each in turn."""
+    receive = {"torch": to_gpu} if torch.cuda.is_available() else {}
     with contextlib.ExitStack() as stack:
         given = {name: arguments(program, source, workers) for name in LOADERS}
-        # Indices of each loader's epochs, at first some batches of each worker.
-        first = given["torch"]["batch_size"] * 2 * max(1, workers) if given["torch"].get("shuffle") else 0
-        orders = {
-            name: [index % len(of["dataset"]) for index in range(first)] if first else None
+        size = given["torch"]["batch_size"]
+        # The order of an epoch may be another where the program has no sampler or stream of its own. At first it is as
+        # long as some batches of each worker.
+        count = len(given["torch"]["dataset"]) if given["torch"].get("shuffle") else 0
+        orders = {name: [index % count for index in range(2 * size * max(1, workers))] for name in LOADERS if count}
+        opened = {
+            name: stack.enter_context(contextlib.closing(Opened(program, name, of, orders.get(name))))
             for name, of in given.items()
         }
-        opened = {
-            name: stack.enter_context(contextlib.closing(Opened(program, name, given[name], order)))
-            for name, order in orders.items()
-        }
         metered = {name: Metered(one.batches) for name, one in opened.items()}
-        receive = {"torch": to_gpu} if torch.cuda.is_available() else {}
-        lengthen(metered, {name: order for name, order in orders.items() if order}, turn_seconds, receive)
-        images = {name: len(order or ()) or source.images for name, order in orders.items()}
+        lengthen(metered, orders, turn_seconds, receive)
+        images = {name: len(orders.get(name, ())) or source.images for name in LOADERS}
         ours = opened["fastload"].loader
         before = ours.stats()
         speeds = race(metered, images, repeats, receive)
         stats, plan = ours.stats(), ours.plan
-    costs = {
-        name: Spread.of([spent / images[name] for spent in one.spent_s[-repeats:]]) for name, one in metered.items()
-    }
+    spent = {name: [s / images[name] for s in one.spent_s[-repeats:]] for name, one in metered.items()}
+    costs = {name: Spread.of(seconds) for name, seconds in spent.items()}
     raced = images["fastload"] * (repeats + 1)
     return {
-        **row,
         "workers": given["torch"]["num_workers"],
-        "batch_size": given["torch"]["batch_size"],
+        "batch_size": size,
         "engine": plan.engine,
         "where": where(plan),
         "why": list(plan.reasons or plan.notes),
         "images": images,
-        "images_per_s": {name: spread.record() for name, spread in speeds.items()},
+        "images_per_s": {name: speed.record() for name, speed in speeds.items()},
         "speedup": ratio(speeds["fastload"], speeds["torch"]).record(),
         "processor_ms_per_image": {name: 1e3 * cost.median for name, cost in costs.items()},
-        "processor_saving": ratio(costs["torch"], costs["fastload"]).record()
-        if min(costs["fastload"].values)
-        else None,
+        # The clock of processors ticks every 10 ms: a tiny turn takes none of them.
+        "processor_saving": ratio(costs["torch"], costs["fastload"]).record() if all(spent["fastload"]) else None,
         "deferred_per_image": (stats.deferred_images - before.deferred_images) / raced,
         "looks_per_image": (stats.looks - before.looks) / raced,
         "looks_at": next((_place(line) for line in stats.fetch.looks_at), None),
@@ -256,8 +254,8 @@ def main(args: argparse.Namespace) -> int:
             try:
                 row = measured(program.name, source, args.threads, args.repeats, args.turn_seconds)
             except Exception as error:  # noqa: BLE001 - one program's end does not end the others
-                row = {"program": program.name, "what": program.what, "family": program.family, "reads": program.reads}
-                row["failed"] = f"{type(error).__name__}: {(str(error).strip().splitlines() or [''])[-1]}"
+                last = (str(error).strip().splitlines() or [""])[-1]  # after a worker's traceback
+                row = known(program, failed=f"{type(error).__name__}: {last}")
             rows.append(row)
             console().print(_line(row), markup=False)
             complete = len(rows) == len(PROGRAMS)

@@ -91,7 +91,7 @@ class Opened:
 
 
 def arguments(program: Program, source: Source, workers: int) -> dict[str, Any]:
-    """Return a program's arguments, drawn from the same seeds each time, with those that are the benchmark's."""
+    """Return a program's arguments, always from the same seeds, with the benchmark's."""
     seed_all()
     given = {"batch_size": source.batch_size, "num_workers": workers, "pin_memory": torch.cuda.is_available()}
     given |= program.arguments(source)
@@ -122,7 +122,7 @@ def fewer(source: Source, count: int) -> Source:
 
 
 def compare(program: Program, source: Source, workers: int) -> dict[str, Any]:
-    """Compare epochs of both loaders; returns whether batches and states are the same, and what differs."""
+    """Compare epochs of both loaders; returns what is the same and what differs."""
     few = fewer(source, source.batch_size * COMPARED // 2)
     theirs, ours = (epochs(program, name, few, workers) for name in LOADERS)
     compared = ComparedValues(layout=None if torch.cuda.is_available() else "theirs")
@@ -145,7 +145,7 @@ def measure(program: Program, source: Source, workers: int, repeats: int, turn_s
 
 
 def known(program: Program, **found: Any) -> dict[str, Any]:
-    """Return a row of the record: what is known of a program, and what was found."""
+    """Return a row of the record: a program, and what was found."""
     return {"program": program.name, "what": program.what, "family": program.family, "reads": program.reads, **found}
 
 
@@ -197,7 +197,10 @@ def _place(line: str) -> str:
 
 
 def measured(name: str, *given: Any) -> dict[str, Any]:
-    """Measure a program in a process of its own, where no other's libraries have patched Pillow or OpenCV."""
+    """Measure a program in a process of its own.
+
+    No other's libraries have patched Pillow or OpenCV there.
+    """
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload([__name__])
     with concurrent.futures.ProcessPoolExecutor(1, mp_context=context) as process:
@@ -213,7 +216,10 @@ def _measure(name: str, *given: Any) -> dict[str, Any]:
 
 
 def counts(rows: Sequence[dict[str, Any]]) -> dict[str, int]:
-    """Count programs by what was found; faster is faster than :data:`FASTER`, slower is slower than torch."""
+    """Count programs by what was found.
+
+    Faster is faster than :data:`FASTER` times torch's speed, slower is slower than torch.
+    """
     done = [row for row in rows if "speedup" in row]
     return {
         "programs": len(rows),
@@ -229,7 +235,7 @@ def counts(rows: Sequence[dict[str, Any]]) -> dict[str, int]:
 
 
 def chosen(only: str | None, *, quick: bool) -> list[Program]:
-    """Return the programs that ``--only`` names; if quick, the first of each family unless it is given."""
+    """Return the programs that ``--only`` names, else all; if quick, one of each family."""
     if only is None and quick:
         first = {one.family: one for one in reversed(PROGRAMS.values())}
         return [one for one in PROGRAMS.values() if first[one.family] is one]
@@ -237,7 +243,7 @@ def chosen(only: str | None, *, quick: bool) -> list[Program]:
 
 
 def main(args: argparse.Namespace) -> int:
-    """Run ``python -m benchmarks programs``; 1 if a program failed, or its batches or generators differ."""
+    """Run ``python -m benchmarks programs``; 1 if one failed, or batches or generators differ."""
     wanted = chosen(args.only, quick=args.quick)
     check_shared_memory(args.threads, 10 * args.batch_size)
     deadline = None if args.seconds is None else time.monotonic() + args.seconds

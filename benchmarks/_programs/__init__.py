@@ -1,4 +1,4 @@
-"""Data pipelines of programs that people run today, in our words; a module for each kind of program."""
+"""Data pipelines of programs of today, in our words: a module for each kind."""
 
 from benchmarks._programs import arrays, classification, detection, generation, multimodal, own_data, self_supervised
 from benchmarks._programs._program import PROGRAMS

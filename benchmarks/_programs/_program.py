@@ -52,7 +52,7 @@ PROGRAMS: Final[dict[str, Program]] = {}
 def program(
     family: str, reads: str, *needs: str, **rest: Any
 ) -> Callable[[Callable[[Source], Arguments]], Callable[[Source], Arguments]]:
-    """Add a function to :data:`PROGRAMS`: its name is the program's, and its docstring says what it loads."""
+    """Add a function to :data:`PROGRAMS`, with its name and docstring."""
 
     def add(function: Callable[[Source], Arguments]) -> Callable[[Source], Arguments]:
         name = function.__name__
@@ -71,7 +71,7 @@ def seed_all(seed: int = 0) -> None:
 
 
 def beside(source: Source, name: str, make: Callable[[Image.Image], Image.Image]) -> list[str]:
-    """Return the paths of PNG files made of the samples' photographs, in their order; each is written once."""
+    """Return the paths of PNG files made of the samples' photographs; each is written once."""
     (source.scratch / name).mkdir(parents=True, exist_ok=True)
     paths = []
     for photo, _ in source.samples:

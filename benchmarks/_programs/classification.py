@@ -215,7 +215,7 @@ def pseudo_collate(samples: list[dict[str, Any]]) -> dict[str, list[Any]]:
 
 
 def seed_worker(worker: int) -> None:
-    """Seed NumPy and ``random`` in a worker as OpenMMLab and BasicSR do, from the number of the worker."""
+    """Seed NumPy and ``random`` in a worker, as OpenMMLab and BasicSR do."""
     import random
 
     np.random.seed(worker + 7)

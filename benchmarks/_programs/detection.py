@@ -194,7 +194,7 @@ class Instances:
 
 
 class Mapper(Dataset[Any]):
-    """Reads an image in BGR as an array, resizes its shorter edge, flips it, and describes it by a dict."""
+    """Reads an image as a BGR array, resizes its shorter edge, and flips it."""
 
     def __init__(self, paths: list[str]) -> None:
         self.paths = paths
@@ -226,7 +226,7 @@ def as_list(samples: list[Any]) -> list[Any]:
 
 @program(FAMILY, "PIL")
 def detectron2_like(source: Source) -> Arguments:
-    """Detectron2's way: BGR array of Pillow's image, resize of the shorter edge, flip, a list of dicts."""
+    """Detectron2's way: BGR array of Pillow's image, resize, flip, a list of dicts."""
     dataset = Mapper([path for path, _ in source.samples])
     return {"dataset": dataset, "shuffle": True, "drop_last": True, "collate_fn": as_list}
 

@@ -137,13 +137,13 @@ class UnlabelledFolder(Dataset[Any]):
 
 @program(FAMILY, "PIL")
 def ddpm_lucidrains(source: Source) -> Arguments:
-    """Own dataset: Image.open without convert, resize to 128, flip, center crop; a worker for each core."""
+    """Own dataset: Image.open without convert, resize to 128, flip, crop; a worker a core."""
     workers = multiprocessing.cpu_count()
     return {"dataset": UnlabelledFolder(source.folder, 128), "shuffle": True, "num_workers": workers}
 
 
 def center_crop_arr(image: Image.Image, size: int) -> Image.Image:
-    """Halve an image by boxes as long as it is twice too large, scale the rest, and crop its center as an array."""
+    """Halve an image by boxes while it is twice too large, scale, and crop."""
     while min(image.size) >= 2 * size:
         image = image.resize((image.size[0] // 2, image.size[1] // 2), resample=Image.Resampling.BOX)
     scale = size / min(image.size)

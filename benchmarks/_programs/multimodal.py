@@ -168,7 +168,7 @@ def hf_clip_processor_collate(source: Source) -> Arguments:
 
 
 class ChatCollate(ProcessorCollate):
-    """The same for a chat model: an image takes as many tokens as it has patches, which count for no loss."""
+    """The same for a chat model: an image has a token a patch."""
 
     def __call__(self, samples: list[dict[str, Any]]) -> dict[str, Any]:
         """Make patches, their grid, tokens and labels."""

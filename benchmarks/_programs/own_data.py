@@ -62,7 +62,7 @@ def own_dict_pil(source: Source) -> Arguments:
 
 
 class Triplets(Dataset[Any]):
-    """An image, one of its class and one of another, as a face or product search has them."""
+    """An image, one of its class and one of another."""
 
     def __init__(self, samples: list[tuple[str, int]]) -> None:
         self.samples, self.transform = samples, training_transform()
@@ -136,7 +136,7 @@ def to_tensors(columns: dict[str, list[Any]]) -> dict[str, Any]:
 
 @program(FAMILY, "PIL PNG via datasets", "datasets")
 def lerobot_like(source: Source) -> Arguments:
-    """LeRobot's way: PNG images in a Parquet file, a transform that makes tensors of all columns."""
+    """LeRobot's way: PNG images in a Parquet file, tensors of all columns."""
     datasets = import_module("datasets")
     datasets.disable_progress_bars()
     file = source.scratch / f"frames-{source.images}.parquet"

@@ -125,7 +125,7 @@ def collate_crops(samples: list[Any], patches: int = 14) -> dict[str, Any]:
 
 @program(FAMILY, "PIL")
 def dinov2(source: Source) -> Arguments:
-    """Own VisionDataset of bytes: 2 + 8 crops, ColorJitter, torchvision's blur, masks in the collate function."""
+    """Own VisionDataset of bytes: 2 + 8 crops, ColorJitter, torchvision's blur; masks when collated."""
     dataset = BytesDataset(source.samples, DinoCrops())
     return {"dataset": dataset, "shuffle": True, "drop_last": True, "collate_fn": collate_crops}
 

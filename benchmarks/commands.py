@@ -16,7 +16,7 @@ from fastload.commands.cli import Command, Table, always
 
 ORDER: Final = (
     *("peers", "decode", "recipes", "slots", "step", "ladder", "multigpu", "gpudecode", "ceiling", "insight", "state"),
-    *("overhead", "onecore", "own", "verdicts", "tune", "sources"),
+    *("overhead", "onecore", "own", "programs", "verdicts", "tune", "sources"),
 )
 """Benchmarks of ``all``; ``peers`` asks several questions, and ``demo`` shows what ``ladder`` measures."""
 
@@ -263,6 +263,18 @@ BENCHMARKS: Final[Table] = {
         "several questions to the same contenders",
         option("questions", nargs="*", metavar="QUESTION", help="such as 'loaders --threads 4,16' (default: all)"),
         number("--total-seconds", "length of the run: no point begins later", kind=positive),
+    ),
+    "programs": _benchmark(
+        "programs",
+        "data pipelines of programs of today beside torch's DataLoader",
+        option("--only", metavar="A,B", help="programs whose names contain one of these"),
+        number("--seconds", "length of the run: no program begins later", kind=positive),
+        number("--threads", "worker processes", 2),
+        number("--images", "samples of the datasets", Sized(512, 16)),
+        number("--batch-size", "images per batch, where a program has none of its own", Sized(16, 4)),
+        number("--turn-seconds", "length of each turn, about", Sized(1.5, 0.02), positive),
+        number("--repeats", "turns of each loader", Sized(5, 1)),
+        option("--note", help="remark for readers of the record"),
     ),
     "recipes": _recipes("recipes", "20 well-known training recipes beside torch's DataLoader", workers=2),
     "scaling": _question("scaling", "loaders alone against the size of images and batches"),

@@ -23,7 +23,7 @@ import os
 import tempfile
 import time
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
@@ -195,9 +195,7 @@ def measure(args: argparse.Namespace, recipe: TrainingRecipe, source: Source) ->
 
     loaders = {name: opened(name) for name in orders}
     try:
-        for name, order in orders.items():
-            epochs_per_s = race({name: loaders[name]}, 1, 1, receive)[name].median
-            order *= math.ceil(args.turn_seconds * epochs_per_s)
+        lengthen(loaders, orders, args.turn_seconds, receive)
         images = {name: len(order) or source.images for name, order in orders.items()}
         ours = loaders["deferred=True"]
         before = ours.stats()
@@ -218,6 +216,18 @@ def measure(args: argparse.Namespace, recipe: TrainingRecipe, source: Source) ->
         "looks": stats.looks - before.looks,
         "looks_at": list(stats.fetch.looks_at),
     }
+
+
+def lengthen(
+    loaders: Mapping[str, Iterable[Any]],
+    orders: Mapping[str, list[int]],
+    turn_seconds: float,
+    receive: Mapping[str, Callable[[Any], object]],
+) -> None:
+    """Repeat the indices of each loader's epoch, so that one takes ``turn_seconds``, about."""
+    for name, order in orders.items():
+        epochs_per_s = race({name: loaders[name]}, 1, 1, receive)[name].median
+        order *= math.ceil(turn_seconds * epochs_per_s)
 
 
 def step(args: argparse.Namespace, source: Source, recipes: Sequence[TrainingRecipe], keep: Keep) -> dict[str, Any]:

@@ -15,7 +15,7 @@ import tempfile
 import warnings
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, Protocol, TypeVar
 
 import torch
 from torch.utils.data import DataLoader
@@ -36,6 +36,14 @@ FASTER: Final = 1.3  # times torch's speed, to count a recipe as faster
 NATIVE: Final = "threads"
 AROUND: Final = "workers, native samples"
 LAZY: Final = "workers, lazy images"
+
+
+class _Named(Protocol):
+    @property
+    def name(self) -> str: ...
+
+
+Chosen = TypeVar("Chosen", bound=_Named)
 
 
 def where(plan: Plan) -> str:
@@ -130,13 +138,13 @@ def measure_all(args: argparse.Namespace, recipes: Sequence[TrainingRecipe]) -> 
     return int(found["same"] + found["skipped"] < found["recipes"])
 
 
-def choose(recipes: Sequence[TrainingRecipe], only: str | None) -> list[TrainingRecipe]:
-    """Return the recipes whose names contain one of the parts of ``--only``."""
+def choose(recipes: Sequence[Chosen], only: str | None) -> list[Chosen]:
+    """Return the recipes, or programs, whose names contain one of the parts of ``--only``."""
     parts = (only or "").lower().split(",")
     for part in parts:
         if not any(part in recipe.name.lower() for recipe in recipes):
             names = ", ".join(repr(recipe.name) for recipe in recipes)
-            raise UsageError(f"--only must be part of a recipe's name, got {part!r}; the names are {names}")
+            raise UsageError(f"--only must be part of a name, got {part!r}; the names are {names}")
     return [recipe for recipe in recipes if any(part in recipe.name.lower() for part in parts)]
 
 

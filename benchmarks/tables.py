@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import math
 import operator
+import statistics
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Final
@@ -147,10 +148,8 @@ def recipes(record: dict[str, Any]) -> str:
     """Well-known training programs, one by one."""
     counts = record["counts"]
     text = "{same} of {recipes} give torch's batches, bit for bit; {native} run wholly on decode threads; {faster} are"
-    skipped = f" {counts['skipped']} were skipped." if counts["skipped"] else ""
-    cut_off = "" if record.get("complete", True) else " The run ended early: the other recipes were not measured."
-    note = f"{cut_off} {record['note'] or ''}".rstrip()
-    counted = f"{text.format(**counts)} faster than 1.3 times torch's DataLoader.{skipped}{note}"
+    counted = f"{text.format(**counts)} faster than 1.3 times torch's DataLoader."
+    counted += f"{_skipped(counts)}{_cut_off(record, 'recipes')}"
     return f"{counted}\n\n{onecore(record)}"
 
 
@@ -188,30 +187,45 @@ def sources(record: dict[str, Any]) -> str:
 
 
 def programs(record: dict[str, Any]) -> str:
-    """Programs as their authors wrote them, one by one."""
-    counts = record["counts"]
+    """Programs of today, kind by kind, and where they read deferred pixels."""
+    found = record["counts"]
     text = (
-        f"{counts['same']} of {counts['programs']} runs get torch's batches, bit for bit; {counts['native']} run "
-        f"wholly on decode threads; {counts['faster']} are faster than 1.3 times torch's DataLoader, "
-        f"{counts['decoding_faster']} of the {counts['decoding']} among them whose samples take a third of their time "
-        f"or more to decode."
+        f"{found['same']} of {found['compared']} programs get torch's batches, bit for bit, and "
+        f"{found['states_same']} of {found['measured']} the same states of generators; {found['native']} run wholly on "
+        f"decode threads; {found['faster']} are faster than 1.3 times torch's DataLoader, {found['slower']} are slower "
+        f"than it.{_skipped(found)}"
     )
-    for row in record["not_compared"]:
-        text += (
-            f" Not counted: {row['repository']}, {row['program']}, where two epochs of torch's own loader differ "
-            f"({row['speedup']['median']:.2f}×)."
-        )
-    rows = [
-        [
-            *(row["repository"], row["program"], str(row["workers"]), row["where"].removeprefix("workers, ")),
-            _percent(row["decode_share"]),
-            *_rates(row, "torch", "fastload"),
-            with_farthest(row["speedup"], ".2f", "×"),
-        ]
-        for row in record["rows"]
-    ]
-    header = ["repository", "program", "workers", "runs on", "decoding", "torch, images/s", "fastload, images/s"]
-    return f"{text}\n\n{table([*header, 'speed-up'], rows, texts=4)}"
+    chance = [row["program"] for row in record["rows"] if row.get("same", False) is None]
+    if chance:
+        text += f" Not compared, because epochs of torch's own loader differ: {', '.join(chance)}."
+    rows, looks = [], []
+    for row in sorted(record["rows"], key=operator.itemgetter("family")):  # stable: else as they ran
+        known = [row["family"], f"`{row['program']}`", row["what"], row["reads"]]
+        if (gain := row.get("speedup")) is None:
+            reason = row.get("skipped") or row.get("failed") or "different batches"
+            rows.append([*known, " ".join(reason.split()).replace("|", "/"), *[GAP] * 4])
+            continue
+        place, saving = row["where"].removeprefix("workers, "), row["processor_saving"]
+        spent = with_farthest(saving, ".1f", "×") if saving else GAP
+        rows.append([*known, place, *_rates(row, "torch", "fastload"), with_farthest(gain, ".2f", "×"), spent])
+        if row["looks_at"] is not None:
+            looks.append([f"`{row['program']}`", f"`{row['looks_at']}`", f"{row['looks_per_image']:.2f}"])
+    header = ["kind", "program", "loads", "reads with", "runs on", "torch, images/s", "fastload, images/s", "speed-up"]
+    said = [f"{text}{_cut_off(record, 'programs')}", table([*header, "processor time saved"], rows, texts=5)]
+    if looks:
+        header = ["program", "line that reads deferred pixels most", "looks an image"]
+        said += ["Where programs read pixels that could have been made later:", table(header, looks, texts=2)]
+    return "\n\n".join(said)
+
+
+def _skipped(found: dict[str, int]) -> str:
+    return f" {found['skipped']} were skipped." if found["skipped"] else ""
+
+
+def _cut_off(record: dict[str, Any], what: str) -> str:
+    """The end of a run that was cut off, and the record's note."""
+    ended = "" if record.get("complete", True) else f" The run ended early: the other {what} were not measured."
+    return f"{ended} {record.get('note') or ''}".rstrip()
 
 
 def overhead(record: dict[str, Any]) -> str:
@@ -224,7 +238,7 @@ def overhead(record: dict[str, Any]) -> str:
     return table(["samples", "processor time, torch over fastload", "time"], rows)
 
 
-_FITS: Final = {
+_FITS: Final[dict[str | None, tuple[str, str]]] = {
     NATIVE: (
         "JPEG, PNG or WebP files in `ImageFolder` or another dataset that the plan knows, in archives or object "
         "stores, or arrays of CIFAR's and MNIST's kind; crops, flips, resizes, colours, `RandAugment` and the like "
@@ -236,23 +250,37 @@ _FITS: Final = {
         "torch's workers; samples are made natively in them",
     ),
     LAZY: (
-        "any other dataset and transforms that open JPEG files with Pillow",
+        "any other dataset and transforms that open images with Pillow, also by `datasets`, webdataset or MONAI",
         "torch's workers, your code as it is; only what is used of a file is decoded, natively",
     ),
+    "torchvision.io": ("files that `torchvision.io` decodes", "torch's workers, your code as it is"),
+    "cv2": ("files that OpenCV decodes", "torch's workers, your code as it is"),
+    None: ("anything else: other arrays, text, audio", "torch's workers, into pinned slots"),
 }
+"""Kinds of pipelines, by the place they run at, or what they read with."""
 
 
 def fit(record: dict[str, Any]) -> str:
-    """Kinds of pipelines, where each runs, and the speed-ups of its recipes."""
+    """Kinds of pipelines, where each runs, and the speed-ups of its programs."""
+    gains: dict[str | None, list[float]] = {kind: [] for kind in _FITS}
+    for row in record["rows"]:
+        if "speedup" in row:
+            gains[_fits(row)].append(median(row["speedup"]))
     rows = []
-    for place, what in _FITS.items():
-        gains = [median(row["speedup"]) for row in record["rows"] if row.get("where") == place and row.get("speedup")]
-        ends = dict.fromkeys(f"{value:.1f}" for value in (min(gains), max(gains))) if gains else ()
-        rows.append([*what, f"{' to '.join(ends)}×" if ends else "not measured"])
-    rest = "anything else: other arrays, text, audio"
-    rows.append([rest, "torch's workers, into pinned slots", "none, but for the copy to the GPU"])
-    rows.append(["a model that keeps the GPU busy already", GAP, "none"])
-    return table(["you have", "it runs on", "loader's speed-up over torch's"], rows, texts=3)
+    for kind, what in _FITS.items():
+        ends = dict.fromkeys(f"{value:.1f}" for value in (min(found), max(found))) if (found := gains[kind]) else ()
+        middle = f", median {statistics.median(found):.1f}×" if len(ends) > 1 else ""
+        rows.append([*what, str(len(found)), f"{' to '.join(ends)}×{middle}" if ends else "not measured"])
+    rows.append(["a model that keeps the GPU busy already", GAP, GAP, "none"])
+    return table(["you have", "it runs on", "programs", "loader's speed-up over torch's"], rows, texts=2)
+
+
+def _fits(row: dict[str, Any]) -> str | None:
+    """Return the kind of a program's pipeline, a key of :data:`_FITS`."""
+    if row["where"] in (NATIVE, AROUND):
+        return str(row["where"])
+    known = {"PIL": LAZY, "torchvision.io": "torchvision.io", "cv2": "cv2"}
+    return next((kind for reader, kind in known.items() if row["reads"].startswith(reader)), None)
 
 
 def objectstore(record: dict[str, Any]) -> str:

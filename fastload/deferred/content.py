@@ -89,10 +89,16 @@ class Content:
     def with_values(self, table: torch.Tensor, fills: tuple[Fill, ...] = ()) -> Content:
         """Return what holds the same images with other values of their levels, and these fills."""
         made = Content(self.images, table, self.planar, fills)
+        made.note_gain()
         if self._made and not fills:
             values = table.view(_OF_SIZE[table.element_size()]).numpy()
             made._made.append(self._made[0].with_values(values))
         return made
+
+    def note_gain(self) -> None:
+        """Note that deferring has saved work."""
+        for image in self.images:
+            image.file.has_gained = True
 
     def paint(self, out: NDArray[np.uint8]) -> None:
         """Write all values to memory. Pillow makes images that the core does not take.

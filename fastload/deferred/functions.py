@@ -14,6 +14,7 @@ import math
 import signal
 import sys
 import threading
+from collections import defaultdict
 from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
@@ -87,12 +88,44 @@ _HANDLERS: Final = (
 LEVELS_MIN_BYTES: Final = 1 << 16
 """Pixels that are made become a deferred tensor from this size on. Python makes smaller ones as fast as it defers."""
 
-DECODED_MIN: Final = 16
-"""Images of torchvision.io that are deferred before it is known whether that is faster. Where programs use the pixels
-of most of them, decoding is as fast, and recording takes time."""
+TRIED_MIN: Final = 16
+"""Images that a function defers before it is known whether that is worth while."""
 
 LEVELS: Final = np.repeat(np.arange(256, dtype=np.uint8), 3).reshape(1, 256, 3).repeat(SIDE_MIN, 0)
 """An image that has all levels in each channel."""
+
+
+class Trial:
+    """Learns whether it is worth while to defer what a function makes, from its first images.
+
+    If most are used as they are before they are returned, it is not: they are made as fast at once, and recording takes
+    time.
+
+    Attributes:
+        is_lost: Whether it is not.
+    """
+
+    def __init__(self) -> None:
+        self.is_lost = False
+        self._files: list[File] = []  # of this batch
+        self._tried = self._gained = 0
+
+    def begin(self) -> None:
+        """Begin a batch."""
+        self._files.clear()  # of one that failed
+
+    def add(self, file: File) -> None:
+        """Note that pixels of a file were deferred."""
+        self._files.append(file)
+
+    def end(self) -> None:
+        """Learn from a batch."""
+        self._tried += len(self._files)
+        self._gained += sum(file.has_gained for file in self._files)
+        self._files.clear()
+        if self._tried >= TRIED_MIN:
+            self.is_lost = 2 * self._gained < self._tried
+            self._tried = self._gained = 0
 
 
 class Deferral:
@@ -113,9 +146,7 @@ class Deferral:
         self._records = self._is_prepared = False
         self._tables: dict[Any, tuple[torch.Tensor, bool, bool] | None] = {}
         self._replaced = lazy_functions.Replacements()
-        self._decoded: list[File] = []  # of torchvision, in this batch
-        self._tried = self._sent = 0
-        self._at_once = False
+        self._trials: defaultdict[Any, Trial] = defaultdict(Trial)
 
     def install_decoding(self) -> None:
         """Replace what decodes JPEG files for torchvision.io."""
@@ -159,7 +190,8 @@ class Deferral:
     def __enter__(self) -> None:
         """Defer tensors until the batch is made, and record from the first one on."""
         self._thread = threading.get_ident()
-        self._decoded.clear()  # of a batch that failed
+        for trial in self._trials.values():
+            trial.begin()
         memory.begin_batch()
         take_painted_s()  # what was painted before, maybe in the process that this one was forked from
         if _core.has_deferred_memory():  # that the program has kept
@@ -174,20 +206,13 @@ class Deferral:
     take_painted_s = staticmethod(take_painted_s)
 
     def take_counts(self) -> tuple[int, int, str]:
-        """Return images deferred and looks since the last call, and the usual line.
-
-        Also learns whether programs use the pixels of what torchvision decodes before they return it.
-        """
+        """Return images deferred and looks since the last call, and the usual line. Ends a batch."""
         painted_by = self.recorder.painted_by
         looks = painted_by.total() - self._told
         place = described(painted_by.most_common(1)[0][0]) if looks else ""
         images, self.deferred, self._told = self.deferred, 0, painted_by.total()
-        self._tried += len(self._decoded)
-        self._sent += sum(file.is_sent for file in self._decoded)
-        self._decoded.clear()
-        if self._tried >= DECODED_MIN:
-            self._at_once = 2 * self._sent < self._tried
-            self._tried = self._sent = 0
+        for trial in self._trials.values():
+            trial.end()
         return images, looks, place
 
     def __exit__(self, *error: object) -> None:
@@ -256,18 +281,17 @@ class Deferral:
         pending = decoding.pending_of(*arguments)
         if pending is None:
             return None
-        if not self._at_once:
-            tensor = self._tensor(pending, shared_table(IDENTITY), planar=False, resizable=True)
-            if tensor is not None:
-                self._decoded.append(pending.file)
-                return tensor
-        return decoding.made_at_once(pending)
+        made = None
+        if not (trial := self._trials[decoding]).is_lost:
+            made = self._tensor(pending, shared_table(IDENTITY), trial, planar=False, resizable=True)
+        return decoding.made_at_once(pending) if made is None else made
 
     def _may_defer(self) -> bool:
         return not self.recorder.is_off and self._is_on() and (_core.guard_is_ours() or memory.guard_pages())
 
-    def _made(self, original: Any, image: Any, kind: Any) -> torch.Tensor | None:
-        if not self._may_defer():
+    def _made(self, original: Any, image: Any, kind: tuple[Any, ...]) -> torch.Tensor | None:
+        trial = self._trials[kind[0]]
+        if trial.is_lost or not self._may_defer():
             return None
         pending = pending_of(image, SIDE_MIN) or levels_of(image, LEVELS_MIN_BYTES, SIDE_MIN)
         if pending is None or not pending.is_trusted:
@@ -280,9 +304,11 @@ class Deferral:
         if (known := self._tables[key]) is None:
             return None
         table, planar, resizable = known
-        return self._tensor(pending, table, planar=planar, resizable=resizable)
+        return self._tensor(pending, table, trial, planar=planar, resizable=resizable)
 
-    def _tensor(self, pending: Pending, table: torch.Tensor, *, planar: bool, resizable: bool) -> torch.Tensor | None:
+    def _tensor(
+        self, pending: Pending, table: torch.Tensor, trial: Trial, *, planar: bool, resizable: bool
+    ) -> torch.Tensor | None:
         """Make a deferred tensor of one image; ``None`` without memory for it."""
         self._record()
         width, height = pending.size
@@ -294,6 +320,7 @@ class Deferral:
         except MemoryError:
             return None
         self.deferred += 1
+        trial.add(pending.file)
         return tensor
 
 

@@ -129,8 +129,8 @@ def content_to_send(tensor: torch.Tensor) -> Content | None:
             return None
         memory.batch = _batch
     content = content_of(tensor)
-    for image in () if content is None else content.images:
-        image.file.is_sent = True
+    if content is not None:
+        content.note_gain()
     return content
 
 

@@ -99,11 +99,11 @@ class File:
     """The bytes of a JPEG file that several images may share.
 
     Attributes:
-        is_sent: Whether a tensor of its pixels was sent before they were made.
+        has_gained: Whether a tensor of its pixels was sent, or got other values or another size, before they were made.
     """
 
     is_decoded: ClassVar = False
-    is_sent = False
+    has_gained = False
 
     def __init__(self, data: bytes | NDArray[np.uint8], size: tuple[int, int], library: Library) -> None:
         self.data: Any = data

@@ -114,7 +114,7 @@ READS = {
 def test_tensors_are_torchvisions(deferral, read, at_once):
     files = [DATA, *(write_jpeg(60, 50, FACTORS[name], restart=3) for name in FACTORS if name != "gray")]
     expected = [outcome(read, bytes_of(data)) for data in files]
-    deferral._at_once = at_once
+    deferral._trials[decoding].is_lost = at_once
     with deferral:
         made = [read(bytes_of(data)) for data in files]
     assert set(map(is_deferred, made)) == {not at_once}
@@ -157,7 +157,7 @@ OTHERS = {
 def test_other_files_and_modes_are_left_to_torchvision(deferral, name):
     data, *rest = OTHERS[name]
     for at_once in (False, True):
-        deferral._at_once = at_once
+        deferral._trials[decoding].is_lost = at_once
         expected = outcome(decode_image, bytes_of(data), *rest)
         with deferral:
             assert outcome(decode_image, bytes_of(data), *rest) == expected
@@ -305,7 +305,7 @@ def test_the_host_makes_images_that_a_gpu_cannot_decode_by_their_library(library
 
 
 def test_damaged_files_are_left_to_torchvision_at_once(deferral):
-    deferral._at_once = True
+    deferral._trials[decoding].is_lost = True
     expected = decode_image(bytes_of(damaged()))
     with deferral:
         assert torch.equal(decode_image(bytes_of(damaged())), expected)
@@ -313,7 +313,7 @@ def test_damaged_files_are_left_to_torchvision_at_once(deferral):
 
 @pytest.mark.parametrize("sent", [True, False])
 def test_it_decodes_at_once_where_programs_use_the_pixels(deferral, monkeypatch, sent):
-    monkeypatch.setattr(functions, "DECODED_MIN", 4)
+    monkeypatch.setattr(functions, "TRIED_MIN", 4)
     for _ in range(2):
         with deferral:
             made = [decode_image(bytes_of(DATA)) for _ in range(3)]
@@ -329,7 +329,7 @@ def test_it_decodes_at_once_where_programs_use_the_pixels(deferral, monkeypatch,
 
 
 def test_a_batch_that_fails_teaches_nothing(deferral, monkeypatch):
-    monkeypatch.setattr(functions, "DECODED_MIN", 2)
+    monkeypatch.setattr(functions, "TRIED_MIN", 2)
     with contextlib.suppress(IndexError), deferral:
         kept = [decode_image(bytes_of(DATA)) for _ in range(4)]
         raise IndexError

@@ -19,11 +19,11 @@ from torchvision.transforms import functional as functional_of_pillow
 from torchvision.transforms.v2 import functional
 
 from fastload import _core
-from fastload.deferred import recorder
+from fastload.deferred import functions, recorder
 from fastload.deferred.content import Content
 from fastload.deferred.functions import Deferral
 from fastload.deferred.geometry import placed
-from fastload.deferred.memory import is_deferred
+from fastload.deferred.memory import content_to_send, is_deferred
 from fastload.deferred.recorder import IDENTITY
 from fastload.lazy import images as lazy_images
 from fastload.lazy.pixels import File, Pending
@@ -323,6 +323,30 @@ def test_a_patch_with_the_names_of_a_function_stays(monkeypatch, deferral, lazy)
     assert functional_of_pillow.to_tensor is patch
     deferral._prepare()
     assert _functional_tensor.normalize is patch_of_values
+
+
+USES = {
+    "as they are": (lambda x: x.flip(-1).sum(), False),
+    "other values": (lambda x: (x / 2).sum(), True),
+    "none": (content_to_send, True),
+}
+
+
+@pytest.mark.parametrize("name", USES)
+def test_nothing_is_deferred_any_more_where_programs_use_the_pixels(monkeypatch, deferral, lazy, name):
+    monkeypatch.setattr(functions, "TRIED_MIN", 4)
+    use, gains = USES[name]
+    to_tensor = deferral._in_place_of(functional_of_pillow.to_tensor)
+    image = Image.fromarray(pixels(1, 160, 150))
+    for _ in range(2):
+        with deferral:
+            for _ in range(3):
+                use(to_tensor(image))
+        assert deferral.take_counts()[0] == 3
+    with deferral:
+        last, of_another = to_tensor(image), deferral._in_place_of(functional_of_pillow.pil_to_tensor)(image)
+    assert is_deferred(last) == gains
+    assert is_deferred(of_another)
 
 
 def test_it_records_while_there_are_deferred_tensors(deferral):

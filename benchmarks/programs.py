@@ -46,6 +46,8 @@ from fastload.measurement.record import Spread, environment, extent, ratio, save
 LOADERS: Final[dict[str, type[Any]]] = {"torch": DataLoader, "fastload": FastLoader}
 COMPARED: Final = 9  # half batches of an epoch that is compared
 EPOCHS: Final = 2  # of these
+OFFLINE: Final = {"NO_ALBUMENTATIONS_UPDATE": "1", "YOLO_OFFLINE": "true", "HF_HUB_OFFLINE": "1"}
+"""Settings by which libraries do not ask for news of themselves."""
 
 
 class Metered:
@@ -207,12 +209,13 @@ def measured(name: str, *given: Any) -> dict[str, Any]:
         return process.submit(_measure, name, *given).result()
 
 
-def _measure(name: str, *given: Any) -> dict[str, Any]:
+def _measure(name: str, source: Source, *given: Any) -> dict[str, Any]:
+    os.environ |= {**OFFLINE, "YOLO_CONFIG_DIR": str(source.scratch)}
     multiprocessing.set_start_method("fork", force=True)  # of workers, some of whose datasets hold closures
     torch.set_num_threads(1)
     warnings.simplefilter("ignore")  # of the libraries, and of fewer cores than workers
     logging.disable(logging.WARNING)  # theirs
-    return measure(PROGRAMS[name], *given)
+    return measure(PROGRAMS[name], source, *given)
 
 
 def counts(rows: Sequence[dict[str, Any]]) -> dict[str, int]:

@@ -24,6 +24,8 @@ MARK: Final = " ▲"
 GAP: Final = "–"
 
 
+FEWEST_LOOKS: Final = 0.01  # of an image, to name the line: fewer are those of the first images
+
 IN_SHORT: Final = ("torch-pinned", "dali-cpu", "dali-gpu", "fastload")
 """Contenders of the first table of README and documentation."""
 
@@ -208,8 +210,9 @@ def programs(record: dict[str, Any]) -> str:
         place, saving = row["where"].removeprefix("workers, "), row["processor_saving"]
         spent = with_farthest(saving, ".1f", "×") if saving else GAP
         rows.append([*known, place, *_rates(row, "torch", "fastload"), with_farthest(gain, ".2f", "×"), spent])
-        if row["looks_at"] is not None:
-            looks.append([f"`{row['program']}`", f"`{row['looks_at']}`", f"{row['looks_per_image']:.2f}"])
+        if row["looks_per_image"] >= FEWEST_LOOKS and row["looks_at"] is not None:
+            line = row["looks_at"].replace("|", "/").replace("`", "'")
+            looks.append([f"`{row['program']}`", f"`{line}`", f"{row['looks_per_image']:.2f}"])
     header = ["kind", "program", "loads", "reads with", "runs on", "torch, images/s", "fastload, images/s", "speed-up"]
     said = [f"{text}{_cut_off(record, 'programs')}", table([*header, "processor time saved"], rows, texts=5)]
     if looks:

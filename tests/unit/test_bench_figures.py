@@ -271,11 +271,14 @@ def test_programs_are_counted_as_their_record_says(results):
     record = json.loads((results / "programs.json").read_text())
     assert record["counts"] == counts(record["rows"])
     row = next(row for row in record["rows"] if "speedup" in row)
-    record["rows"] = [{**row, "program": "slow", "speedup": spread(0.93), "looks_at": "a.py:1 reads pixels (mul): a"}]
+    looks = {"looks_at": "a.py:1 reads pixels (mul): a | b", "looks_per_image": 0.5}
+    record["rows"] = [{**row, "program": "slow", "speedup": spread(0.93), **looks}]
     text = shown("programs", record)
     assert "| `slow` |" in text
     assert "| 0.93 ± 0.09× |" in text
-    assert "| `slow` | `a.py:1 reads pixels (mul): a` |" in text
+    assert "| `slow` | `a.py:1 reads pixels (mul): a / b` | 0.50 |" in text
+    record["rows"][0]["looks_per_image"] = 0.001
+    assert "a.py" not in shown("programs", record)
 
 
 def test_own_datasets_are_shown_beside_what_their_python_allows(results):

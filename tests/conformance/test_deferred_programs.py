@@ -35,7 +35,7 @@ from references import kept
 from torch.utils.data import DataLoader, default_collate
 
 from fastload import FastLoader
-from fastload.deferred import functions, memory
+from fastload.deferred import decoding, functions, memory
 
 ours = functools.partial(FastLoader, device="cpu")
 
@@ -73,12 +73,11 @@ def test_random_programs(folder):
 class DecodesAtOnce(functions.Deferral):
     def __init__(self) -> None:
         super().__init__()
-        self._at_once = True
+        self._trials[decoding].is_lost = True
 
 
 @pytest.mark.parametrize("deferral", [functions.Deferral, DecodesAtOnce])
 def test_programs_that_read_tensors(folder, monkeypatch, deferral):
-    monkeypatch.setattr(functions, "DECODED_MIN", 1 << 30)
     monkeypatch.setattr(functions, "Deferral", deferral)
     compare([*read_programs(), *map(read_program, range(250))], folder)
 

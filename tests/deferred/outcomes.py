@@ -7,6 +7,7 @@ import hashlib
 import os
 import random
 import re
+import sys
 import traceback
 import warnings
 from collections.abc import Callable, Mapping, Sequence
@@ -158,6 +159,7 @@ class Cases(Dataset):
         return self.count
 
     def __getitem__(self, index: int) -> Any:
+        defer_for_ever()
         if index >= self.count:
             image = Image.open(self.folder / ("444.jpg", "420.jpg", "rgb.png")[index % 3]).convert("RGB")
             read = read_image(str(self.folder / "444.jpg"))
@@ -176,6 +178,12 @@ class Cases(Dataset):
                 value = raised(error)
         warned = sorted({(each.category.__name__, normal(str(each.message))) for each in caught})
         return {"number": index, "value": value, "warned": warned, "states": generator_states()}
+
+
+def defer_for_ever() -> None:
+    """Let this process go on deferring, although most programs use the pixels."""
+    if (functions := sys.modules.get("fastload.deferred.functions")) is not None:
+        functions.TRIED_MIN = 1 << 30
 
 
 def as_list(samples: list[Any]) -> list[Any]:

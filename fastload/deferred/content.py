@@ -89,7 +89,6 @@ class Content:
     def with_values(self, table: torch.Tensor, fills: tuple[Fill, ...] = ()) -> Content:
         """Return what holds the same images with other values of their levels, and these fills."""
         made = Content(self.images, table, self.planar, fills)
-        made.note_gain()
         if self._made and not fills:
             values = table.view(_OF_SIZE[table.element_size()]).numpy()
             made._made.append(self._made[0].with_values(values))

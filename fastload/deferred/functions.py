@@ -98,7 +98,7 @@ LEVELS: Final = np.repeat(np.arange(256, dtype=np.uint8), 3).reshape(1, 256, 3).
 class Trial:
     """Learns whether it is worth while to defer what a function makes, from its first images.
 
-    If most are used as they are before they are returned, it is not: they are made as fast at once, and recording takes
+    If most are used as bytes before they are returned, it is not: these are made as fast at once, and recording takes
     time.
 
     Attributes:

@@ -562,7 +562,6 @@ def _interpolate(recorder: CallRecorder, func: Any, args: tuple[Any, ...], kwarg
     stride = tensor.stride()
     planar = content.planar or stride[0] < tensor.shape[2] * stride[2]  # else torch takes it for channels_last
     made = Content(resized, content.table, planar)
-    made.note_gain()
 
     def by_torch() -> Any:
         real = torch.empty_strided(tensor.shape, stride, dtype=torch.uint8)

@@ -99,7 +99,7 @@ class File:
     """The bytes of a JPEG file that several images may share.
 
     Attributes:
-        has_gained: Whether a tensor of its pixels was sent, or got other values or another size, before they were made.
+        has_gained: Whether a tensor of its pixels was sent before they were made, or became one of floats.
     """
 
     is_decoded: ClassVar = False

@@ -326,9 +326,9 @@ def test_a_patch_with_the_names_of_a_function_stays(monkeypatch, deferral, lazy)
 
 
 USES = {
-    "as they are": (lambda x: x.flip(-1).sum(), False),
-    "other values": (lambda x: (x / 2).sum(), True),
-    "none": (content_to_send, True),
+    "bytes": (lambda x: (255 - x).flip(-1).sum(), False),
+    "floats": (lambda x: (x / 2).sum(), True),
+    "no pixels": (content_to_send, True),
 }
 
 
@@ -336,15 +336,15 @@ USES = {
 def test_nothing_is_deferred_any_more_where_programs_use_the_pixels(monkeypatch, deferral, lazy, name):
     monkeypatch.setattr(functions, "TRIED_MIN", 4)
     use, gains = USES[name]
-    to_tensor = deferral._in_place_of(functional_of_pillow.to_tensor)
+    to_bytes = deferral._in_place_of(functional_of_pillow.pil_to_tensor)
     image = Image.fromarray(pixels(1, 160, 150))
     for _ in range(2):
         with deferral:
             for _ in range(3):
-                use(to_tensor(image))
+                use(to_bytes(image))
         assert deferral.take_counts()[0] == 3
     with deferral:
-        last, of_another = to_tensor(image), deferral._in_place_of(functional_of_pillow.pil_to_tensor)(image)
+        last, of_another = to_bytes(image), deferral._in_place_of(functional_of_pillow.to_tensor)(image)
     assert is_deferred(last) == gains
     assert is_deferred(of_another)
 

@@ -79,7 +79,8 @@ def test_a_view_shares_all_but_the_changes():
     loader = FastLoader(Numbers(4), batch_size=2, shuffle=True, num_workers=1, persistent_workers=True)
     before = dict(vars(loader))
     view = view_of(loader, collate_fn=as_list)
-    assert type(view) is DataLoader
+    assert isinstance(view, DataLoader)
+    assert not isinstance(view, FastLoader)
     assert view.collate_fn is as_list
     assert view.batch_sampler is loader.batch_sampler
     assert view.generator is loader.generator

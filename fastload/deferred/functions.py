@@ -95,8 +95,8 @@ LEVELS: Final = np.repeat(np.arange(256, dtype=np.uint8), 3).reshape(1, 256, 3).
 """An image that has all levels in each channel."""
 
 
-class Trial:
-    """Learns whether it is worth while to defer what a function makes, from its first images.
+class DeferralTrial:
+    """Learns from its first images whether deferring what a function makes is worth while.
 
     If most are used as bytes before they are returned, it is not: these are made as fast at once, and recording takes
     time.
@@ -146,7 +146,7 @@ class Deferral:
         self._records = self._is_prepared = False
         self._tables: dict[Any, tuple[torch.Tensor, bool, bool] | None] = {}
         self._replaced = lazy_functions.Replacements()
-        self._trials: defaultdict[Any, Trial] = defaultdict(Trial)
+        self._trials: defaultdict[Any, DeferralTrial] = defaultdict(DeferralTrial)
 
     def install_decoding(self) -> None:
         """Replace what decodes JPEG files for torchvision.io."""
@@ -206,7 +206,7 @@ class Deferral:
     take_painted_s = staticmethod(take_painted_s)
 
     def take_counts(self) -> tuple[int, int, str]:
-        """Return images deferred and looks since the last call, and the usual line. Ends a batch."""
+        """End a batch: return its images deferred and looks, and the usual line."""
         painted_by = self.recorder.painted_by
         looks = painted_by.total() - self._told
         place = described(painted_by.most_common(1)[0][0]) if looks else ""
@@ -307,7 +307,7 @@ class Deferral:
         return self._tensor(pending, table, trial, planar=planar, resizable=resizable)
 
     def _tensor(
-        self, pending: Pending, table: torch.Tensor, trial: Trial, *, planar: bool, resizable: bool
+        self, pending: Pending, table: torch.Tensor, trial: DeferralTrial, *, planar: bool, resizable: bool
     ) -> torch.Tensor | None:
         """Make a deferred tensor of one image; ``None`` without memory for it."""
         self._record()

@@ -256,8 +256,7 @@ _FITS: Final[dict[str | None, tuple[str, str]]] = {
         "any other dataset and transforms that open images with Pillow, also by `datasets`, webdataset or MONAI",
         "torch's workers, your code as it is; only what is used of a file is decoded, natively",
     ),
-    "torchvision.io": ("files that `torchvision.io` decodes", "torch's workers, your code as it is"),
-    "cv2": ("files that OpenCV decodes", "torch's workers, your code as it is"),
+    "decoded": ("files that `torchvision.io` or OpenCV decodes", "torch's workers, your code as it is"),
     None: ("anything else: other arrays, text, audio", "torch's workers, into pinned slots"),
 }
 """Kinds of pipelines, by the place they run at, or what they read with."""
@@ -274,7 +273,6 @@ def fit(record: dict[str, Any]) -> str:
         ends = dict.fromkeys(f"{value:.1f}" for value in (min(found), max(found))) if (found := gains[kind]) else ()
         middle = f", median {statistics.median(found):.1f}×" if len(ends) > 1 else ""
         rows.append([*what, str(len(found)), f"{' to '.join(ends)}×{middle}" if ends else "not measured"])
-    rows.append(["a model that keeps the GPU busy already", GAP, GAP, "none"])
     return table(["you have", "it runs on", "programs", "loader's speed-up over torch's"], rows, texts=2)
 
 
@@ -282,7 +280,7 @@ def _fits(row: dict[str, Any]) -> str | None:
     """Return the kind of a program's pipeline, a key of :data:`_FITS`."""
     if row["where"] in (NATIVE, AROUND):
         return str(row["where"])
-    known = {"PIL": LAZY, "torchvision.io": "torchvision.io", "cv2": "cv2"}
+    known = {"PIL": LAZY, "torchvision.io": "decoded", "cv2": "decoded"}
     return next((kind for reader, kind in known.items() if row["reads"].startswith(reader)), None)
 
 

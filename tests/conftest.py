@@ -6,6 +6,7 @@ import functools
 import gc
 import os
 import signal
+import sys
 import warnings
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -141,5 +142,8 @@ def nothing_survives(request: pytest.FixtureRequest) -> Any:
     before = Holdings.now()
     yield
     if not request.node.stash.get(_FAILED, False):  # a failed test's traceback holds on to what it used
+        if (files := sys.modules.get("fastload.memory.memory_files")) is not None:
+            while files.of_processes:  # which are kept to be used again
+                files.of_processes.popitem()[1].close()
         left = survivors(before)
         assert not left, f"left behind by the test: {left}"

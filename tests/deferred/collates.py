@@ -55,6 +55,7 @@ class Decoded(Dataset):
         return self.count
 
     def __getitem__(self, index: int) -> Any:
+        defer_for_ever()
         files = "rgb.png", "lossy.webp", "rgba.png", "grey.png", "lossless.webp", "palette.png"
         image = Image.open(self.folder / files[index % len(files)]).convert("RGB")
         return {"image": TRANSFORMS[(4, 0)[index // 4 % 2]](image), "view": TRANSFORMS[0](image)}

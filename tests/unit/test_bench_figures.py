@@ -225,7 +225,7 @@ def test_what_fits_has_the_gains_of_the_programs_that_run_there(results):
     assert "no worker processes | 3 | 6.0 to 9.0×, median 7.0× |" in fit
     assert "in them | 0 | not measured |" in fit
     assert "decoded, natively | 1 | 1.5× |" in fit
-    assert "files that OpenCV decodes | torch's workers, your code as it is | 1 | 0.8× |" in fit
+    assert "files that `torchvision.io` or OpenCV decodes | torch's workers, your code as it is | 1 | 0.8× |" in fit
     assert "other arrays, text, audio | torch's workers, into pinned slots | 1 |" in fit
 
 

@@ -44,23 +44,6 @@ def photo(folder: Path, index: int) -> Image.Image:
     return Image.open(folder / files[index % len(files)]).convert("RGB")
 
 
-class Decoded(Dataset):
-    """Samples of files whose images have pixels before they are deferred."""
-
-    def __init__(self, folder: Path, count: int) -> None:
-        self.folder = folder
-        self.count = count
-
-    def __len__(self) -> int:
-        return self.count
-
-    def __getitem__(self, index: int) -> Any:
-        defer_for_ever()
-        files = "rgb.png", "lossy.webp", "rgba.png", "grey.png", "lossless.webp", "palette.png"
-        image = Image.open(self.folder / files[index % len(files)]).convert("RGB")
-        return {"image": TRANSFORMS[(4, 0)[index // 4 % 2]](image), "view": TRANSFORMS[0](image)}
-
-
 class Photos(Dataset):
     """Samples with two views of an image; each four have one transform."""
 
@@ -75,6 +58,16 @@ class Photos(Dataset):
         image = photo(self.folder, index)
         transform = TRANSFORMS[index // 4 % len(TRANSFORMS)]
         return {"image": transform(image), "view": transform(image), "label": index}
+
+
+class Decoded(Photos):
+    """Samples of files whose images have pixels before they are deferred."""
+
+    def __getitem__(self, index: int) -> Any:
+        defer_for_ever()
+        files = "rgb.png", "lossy.webp", "rgba.png", "grey.png", "lossless.webp", "palette.png"
+        image = Image.open(self.folder / files[index % len(files)]).convert("RGB")
+        return {"image": TRANSFORMS[(4, 0)[index // 4 % 2]](image), "view": TRANSFORMS[0](image)}
 
 
 class KeepsLast(Photos):

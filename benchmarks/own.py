@@ -17,13 +17,12 @@ import argparse
 import contextlib
 import functools
 import importlib.util
-import math
 import multiprocessing
 import os
 import tempfile
 import time
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, Final
 
@@ -38,7 +37,7 @@ from benchmarks.contenders._job import Job
 from benchmarks.recipes import choose, to_gpu, where
 from fastload import FastLoader, verify
 from fastload._arguments import check_names
-from fastload.bench._compare import race
+from fastload.bench._compare import lengthen, race
 from fastload.bench._data import ENDLESS, EndlessDraws, check_shared_memory
 from fastload.bench._steps import TrainingStep, check_model, fixed_shapes, time_steps, whole_bursts
 from fastload.measurement.clock import clock_for
@@ -216,18 +215,6 @@ def measure(args: argparse.Namespace, recipe: TrainingRecipe, source: Source) ->
         "looks": stats.looks - before.looks,
         "looks_at": list(stats.fetch.looks_at),
     }
-
-
-def lengthen(
-    loaders: Mapping[str, Iterable[Any]],
-    orders: Mapping[str, list[int]],
-    turn_seconds: float,
-    receive: Mapping[str, Callable[[Any], object]],
-) -> None:
-    """Repeat the indices of each loader's epoch, so that one takes ``turn_seconds``, about."""
-    for name, order in orders.items():
-        epochs_per_s = race({name: loaders[name]}, 1, 1, receive)[name].median
-        order *= math.ceil(turn_seconds * epochs_per_s)
 
 
 def step(args: argparse.Namespace, source: Source, recipes: Sequence[TrainingRecipe], keep: Keep) -> dict[str, Any]:

@@ -34,11 +34,10 @@ from benchmarks._programs import PROGRAMS
 from benchmarks._programs._program import Program, seed_all
 from benchmarks._recipes import Source
 from benchmarks.contenders._processes import children, processor_s
-from benchmarks.own import lengthen
 from benchmarks.recipes import FASTER, NATIVE, choose, to_gpu, where
 from fastload import FastLoader
 from fastload._compare import ComparedValues, difference
-from fastload.bench._compare import race
+from fastload.bench._compare import lengthen, race
 from fastload.bench._data import check_shared_memory
 from fastload.measurement.console import console
 from fastload.measurement.record import Spread, environment, extent, ratio, save

@@ -1,7 +1,8 @@
 """Measure well-known training recipes beside torch's DataLoader: ``python -m benchmarks recipes``.
 
 For each recipe of :mod:`benchmarks._recipes`: the batches are compared with torch's, bit for bit, from the same seeds;
-then both loaders take turns, an epoch each. With a GPU both bring their batches there.
+then both loaders take turns, an epoch each: as long as a loader needs for ``--turn-seconds``, or ``--images`` long where
+the recipe has a sampler of its own or a stream. With a GPU both bring their batches there.
 
 ``python -m benchmarks onecore`` measures augmentations in the same way, on one core: the process and its one worker, or
 decode thread, share it, so that images/s are what a core is worth.
@@ -25,7 +26,7 @@ from benchmarks._recipes import PIPELINES, RECIPES, Source, TrainingRecipe
 from fastload import FastLoader, verify
 from fastload._arguments import UsageError
 from fastload._batch import map_tensors
-from fastload.bench._compare import race
+from fastload.bench._compare import lengthen, race
 from fastload.bench._data import check_data, check_shared_memory
 from fastload.bench.photos import PhotoSet, write_photos
 from fastload.measurement.console import console
@@ -53,7 +54,7 @@ def where(plan: Plan) -> str:
     return LAZY if any(ON_LAZY_IMAGES in step.what for step in plan.steps) else "workers, as in torch"
 
 
-def measure(recipe: TrainingRecipe, source: Source, workers: int, repeats: int) -> dict[str, Any]:
+def measure(recipe: TrainingRecipe, source: Source, workers: int, repeats: int, turn_seconds: float) -> dict[str, Any]:
     """Compare, then time one recipe; returns its row of the record."""
     row: dict[str, Any] = {"recipe": recipe.name, "what": recipe.what}
     if recipe.needs is not None and importlib.util.find_spec(recipe.needs) is None:
@@ -64,15 +65,23 @@ def measure(recipe: TrainingRecipe, source: Source, workers: int, repeats: int) 
     same = verify(lambda: FastLoader(**given, exact=recipe.exact), batches=4)
     if not same:
         return {**row, "same": False, "difference": str(same)}
-    with FastLoader(**given, exact=recipe.exact) as ours:
-        loaders: dict[str, DataLoader[Any]] = {"torch": DataLoader(**given), "fastload": ours}
-        speeds = race(loaders, source.images, repeats, {"torch": to_gpu} if on_gpu else None)
+    receive = {"torch": to_gpu} if on_gpu else {}
+    # At first a batch of each worker; it is lengthened in place.
+    first = range(source.batch_size * max(1, workers) if given.pop("shuffle", None) else 0)
+    orders = {name: [index % source.images for index in first] for name in ("torch", "fastload") if first}
+    sampled = {name: {**given, "sampler": orders[name]} if first else given for name in ("torch", "fastload")}
+    with FastLoader(**sampled["fastload"], exact=recipe.exact) as ours:
+        loaders: dict[str, DataLoader[Any]] = {"torch": DataLoader(**sampled["torch"]), "fastload": ours}
+        lengthen(loaders, orders, turn_seconds, receive)
+        images = {name: len(orders.get(name, ())) or source.images for name in loaders}
+        speeds = race(loaders, images, repeats, receive)
         plan = ours.plan
     return {
         **row,
         "same": True,
         "where": where(plan),
         "why": [note for note in plan.notes if plan.engine != "native"],
+        "images": images,
         "images_per_s": {name: spread.record() for name, spread in speeds.items()},
         "speedup": ratio(speeds["fastload"], speeds["torch"]).record(),
     }
@@ -117,14 +126,16 @@ def measure_all(args: argparse.Namespace, recipes: Sequence[TrainingRecipe]) -> 
     folder = args.data or write_photos(Path(".fastload") / f"photos-{count}", PhotoSet(count=count)).path
     torch.set_num_threads(1)
     rows: list[dict[str, Any]] = []
-    parameters = {name: getattr(args, name) for name in ("images", "batch_size", "workers", "repeats", "quick")}
+    parameters = {
+        name: getattr(args, name) for name in ("images", "batch_size", "workers", "turn_seconds", "repeats", "quick")
+    }
     record = {"benchmark": args.benchmark, "environment": environment(), "parameters": parameters, "note": args.note}
     with tempfile.TemporaryDirectory(prefix="fastload-recipes-") as scratch, warnings.catch_warnings():
         warnings.filterwarnings("ignore", "This DataLoader will create")  # fewer cores than workers
         source = Source(folder, args.images, Path(scratch), args.batch_size, max(4, args.workers))
         for recipe in chosen:
             try:
-                rows.append(measure(recipe, source, args.workers, args.repeats))
+                rows.append(measure(recipe, source, args.workers, args.repeats, args.turn_seconds))
             except Exception as error:  # noqa: BLE001 - one recipe's end does not end the others
                 rows.append({"recipe": recipe.name, "what": recipe.what, "failed": f"{type(error).__name__}: {error}"})
             console().print(_line(rows[-1]), markup=False)

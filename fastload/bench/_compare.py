@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import math
 import time
 from typing import TYPE_CHECKING, Any
 
@@ -69,3 +70,15 @@ def race(
     for contender in contenders.values():
         contender()
     return interleave(contenders, repeats)
+
+
+def lengthen(
+    loaders: Mapping[str, Iterable[Any]],
+    orders: Mapping[str, list[int]],
+    turn_seconds: float,
+    receive: Mapping[str, Callable[[Any], object]] | None = None,
+) -> None:
+    """Repeat the indices of each loader's epoch, so that one takes ``turn_seconds``, about."""
+    for name, order in orders.items():
+        epochs_per_s = race({name: loaders[name]}, 1, 1, receive)[name].median
+        order *= math.ceil(turn_seconds * epochs_per_s)

@@ -88,7 +88,7 @@ class Different:
 @pytest.mark.filterwarnings("ignore:This DataLoader will create")
 def test_different_batches_are_not_timed(source: Source, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(recipes, "race", lambda *given: pytest.fail("timed"))
-    row = recipes.measure(TrainingRecipe("other", "", lambda source: {"dataset": Different()}), source, 1, 1)
+    row = recipes.measure(TrainingRecipe("other", "", lambda source: {"dataset": Different()}), source, 1, 1, 0.01)
     assert row["same"] is False
     assert recipes.counts([row]) == {"recipes": 1, "skipped": 0, "same": 0, "native": 0, "faster": 0}
 
@@ -107,7 +107,7 @@ def test_one_recipe_that_fails_does_not_end_the_others(folder: Path, monkeypatch
 
 
 def test_a_missing_package_is_named(source: Source) -> None:
-    row = recipes.measure(TrainingRecipe("x", "", lambda source: {}, needs="no_such_package"), source, 1, 1)
+    row = recipes.measure(TrainingRecipe("x", "", lambda source: {}, needs="no_such_package"), source, 1, 1, 0.01)
     assert row["skipped"] == "no_such_package is not installed"
 
 

@@ -1,8 +1,8 @@
 """Measure well-known training recipes beside torch's DataLoader: ``python -m benchmarks recipes``.
 
 For each recipe of :mod:`benchmarks._recipes`: the batches are compared with torch's, bit for bit, from the same seeds;
-then both loaders take turns, an epoch each: as long as a loader needs for ``--turn-seconds``, or ``--images`` long where
-the recipe has a sampler of its own or a stream. With a GPU both bring their batches there.
+then both loaders take turns, an epoch each: as long as a loader needs for ``--turn-seconds``, or ``--images`` long
+where the recipe has a sampler of its own or a stream. With a GPU both bring their batches there.
 
 ``python -m benchmarks onecore`` measures augmentations in the same way, on one core: the process and its one worker, or
 decode thread, share it, so that images/s are what a core is worth.

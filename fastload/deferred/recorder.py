@@ -596,9 +596,9 @@ def _stack(recorder: CallRecorder, func: Any, args: tuple[Any, ...], kwargs: dic
     dim = args[1] if len(args) > 1 else kwargs.get("dim", 0)
     if not isinstance(tensors, list | tuple) or len(args) > 2 or dim != 0:
         return _UNKNOWN
-    if not set(kwargs) - {"tensors", "dim"}:
-        return _stacked(recorder, func, tensors)
     out = kwargs.get("out")
+    if out is None and not set(kwargs) - {"tensors", "dim", "out"}:
+        return _stacked(recorder, func, tensors)
     if type(out) is not torch.Tensor or getattr(out, "stands_for", None) is not _SharedToBe:
         return _UNKNOWN
     made = _stacked(recorder, func, tensors)
@@ -614,16 +614,18 @@ def _stack(recorder: CallRecorder, func: Any, args: tuple[Any, ...], kwargs: dic
     return made
 
 
-def _stacked(recorder: CallRecorder, func: Any, tensors: Sequence[Any]) -> Any:
+def _stacked(recorder: CallRecorder, func: Any, tensors: Sequence[Any], dims: int = 3) -> Any:
+    """Join images, or batches of them, to a batch."""
     contents = []
     for each in tensors:
         found = _part(each)
-        if found is None or each.dim() != 3:
+        if found is None or each.dim() != dims:
             return _UNKNOWN
         contents.append(found[1])
-    if not contents or not _are_alike(contents):
+    if not contents or not _are_alike(contents, dims):
         return _UNKNOWN
-    small = func([_ordinary(each, (3, 2, 4), content) for each, content in zip(tensors[:2], contents, strict=False)])
+    size = (1, 3, 2, 4)[-dims:]
+    small = func([_ordinary(each, size, content) for each, content in zip(tensors[:2], contents, strict=False)])
     made = joined(contents, planar=small.is_contiguous())
 
     def by_torch() -> Any:
@@ -631,6 +633,17 @@ def _stacked(recorder: CallRecorder, func: Any, tensors: Sequence[Any]) -> Any:
 
     key = func, contents[0].planar, made.table.dtype, type(small)
     return _result(recorder, key, made, 4, type(small), by_torch)
+
+
+def _cat(recorder: CallRecorder, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """Put batches one behind the other."""
+    if len(args) > 2 or set(kwargs) - {"tensors", "dim"} or not (args or "tensors" in kwargs):
+        return _UNKNOWN
+    tensors = args[0] if args else kwargs["tensors"]
+    dim = args[1] if len(args) > 1 else kwargs.get("dim", 0)
+    if not isinstance(tensors, list | tuple) or dim not in (0, -4):
+        return _UNKNOWN
+    return _stacked(recorder, func, tensors, dims=4)
 
 
 def _ordinary(tensor: Any, shape: tuple[int, ...], content: Content) -> Any:
@@ -652,12 +665,12 @@ def _painted_as(tensor: Any, content: Content) -> Any:
     return painted(content, _ordinary(tensor, tuple(tensor.shape), content)).as_subclass(type(tensor))
 
 
-def _are_alike(contents: list[Content]) -> bool:
-    """Whether all are of one image, and can be stacked."""
+def _are_alike(contents: list[Content], dims: int) -> bool:
+    """Whether all are of images of one kind, of one image each if they have three dimensions."""
     first = contents[0]
     kind = first.planar, first.image_size
     return all(
-        each.table is first.table and len(each.images) == 1 and (each.planar, each.image_size) == kind
+        each.table is first.table and (dims == 4 or len(each.images) == 1) and (each.planar, each.image_size) == kind
         for each in contents
     )
 
@@ -859,6 +872,7 @@ _HANDLERS: Final[dict[Any, Handler]] = {
     **dict.fromkeys([interpolate], _interpolate),
     **dict.fromkeys(_named("flip"), _flip),
     **dict.fromkeys([torch.stack], _stack),
+    **dict.fromkeys([torch.cat, torch.concat, torch.concatenate], _cat),
     **dict.fromkeys([_T.__setitem__], _set),
     **dict.fromkeys([*_named(*_VIEWS), _T.data.__get__], _view),
     **dict.fromkeys([_T.__getitem__, _T.requires_grad_], _as_it_is),

@@ -38,6 +38,7 @@ CALLS = {
     "crop": lambda x: x[:, 3:40, 5:-2].clone(),
     "layout": lambda x: x.permute(1, 2, 0).permute(2, 0, 1).contiguous(),
     "stack": lambda x: torch.stack([x, x * 2]),
+    "batches in one": lambda x: torch.cat([torch.stack([x, x.flip(-1)]), torch.stack([x])])[1:],
     "views of a stack": lambda x: torch.stack([x * 2, x * 2])[1] + 1,
 }
 

@@ -26,6 +26,7 @@ THREADS: Final = {"loaders": (1, 2, 4, 8, 16), "firstbatch": (8,), "cpu": (8,), 
 MODELS: Final = ("resnet50", "resnet18", VIT_S)  # default models of `train`
 GPU_PARTS: Final = ("kernels", "epochs", "step", "verify")  # parts of `gpudecode`
 OWN_PARTS: Final = ("python", "loader", "step")  # parts of `own`
+PROGRAM_PARTS: Final = ("load", "train")  # parts of `programs`
 
 EDGES: Final = {256: 1000, 500: 1000, 1000: 500, 2000: 160, 4000: 64}
 """Long edges in pixels of ``scaling``, and the images of each: enough to be varied, few enough to be written soon."""
@@ -268,12 +269,14 @@ BENCHMARKS: Final[Table] = {
     "programs": _benchmark(
         "programs",
         "data pipelines of programs of today beside torch's DataLoader",
+        option("--parts", metavar="A,B", default="load", help="parts to run, of load and train (default: load)"),
         option("--only", metavar="A,B", help="programs whose names contain one of these"),
         number("--seconds", "length of the run: no program begins later", kind=positive),
         number("--threads", "worker processes", 2),
         number("--images", "samples of the datasets", Sized(512, 16)),
         number("--batch-size", "images per batch, where a program has none of its own", Sized(16, 4)),
         number("--turn-seconds", "length of each turn, about", Sized(1.5, 0.02), positive),
+        number("--steps", "training steps of a turn, about", Sized(30, 2)),
         number("--repeats", "turns of each loader", Sized(5, 1)),
         option("--note", help="remark for readers of the record"),
     ),

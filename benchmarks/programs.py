@@ -5,6 +5,9 @@ process of its own. Two epochs of FastLoader are compared with torch's first, to
 NumPy's and Python's generators after each. Then the loaders take turns, an epoch each: as long as a loader needs for
 ``--turn-seconds``, or as long as it is where the program has a sampler of its own or a stream. A row says what
 FastLoader saves of the clock and of processors, the engine, and how often the program looked at deferred images.
+
+``--parts train`` trains what :mod:`benchmarks._programs.training` knows from either loader, and from batches that are
+on the device already, in turn: how much of that ceiling each loader leaves. It needs a GPU unless the run is quick.
 """
 
 from __future__ import annotations
@@ -12,7 +15,9 @@ from __future__ import annotations
 import argparse
 import concurrent.futures
 import contextlib
+import functools
 import importlib.util
+import itertools
 import logging
 import multiprocessing
 import os
@@ -32,19 +37,24 @@ from benchmarks._checkout import ROOT
 from benchmarks._peers import prepared
 from benchmarks._programs import PROGRAMS
 from benchmarks._programs._program import Program, seed_all
+from benchmarks._programs.training import TRAINED, ProgramStep
 from benchmarks._recipes import Source
+from benchmarks.commands import PROGRAM_PARTS
 from benchmarks.contenders._processes import children, processor_s
 from benchmarks.recipes import FASTER, NATIVE, choose, to_gpu, where
 from fastload import FastLoader
+from fastload._arguments import check_names
 from fastload._compare import ComparedValues, difference
 from fastload.bench._compare import lengthen, race
-from fastload.bench._data import check_shared_memory
+from fastload.bench._data import ENDLESS, EndlessDraws, check_shared_memory
+from fastload.bench._steps import whole_bursts
 from fastload.measurement.console import console
-from fastload.measurement.record import Spread, environment, extent, ratio, save
+from fastload.measurement.record import Spread, environment, extent, interleave, ratio, save
 
 LOADERS: Final[dict[str, type[Any]]] = {"torch": DataLoader, "fastload": FastLoader}
 COMPARED: Final = 9  # half batches of an epoch that is compared
 EPOCHS: Final = 2  # of these
+RESIDENT: Final = 8  # batches of the ceiling, which it trains on in turn
 OFFLINE: Final = {"NO_ALBUMENTATIONS_UPDATE": "1", "YOLO_OFFLINE": "true", "HF_HUB_OFFLINE": "1"}
 """Settings by which libraries do not ask for news of themselves."""
 
@@ -75,7 +85,7 @@ class Opened:
         order: Indices of an epoch, instead of the program's own ``shuffle``.
     """
 
-    def __init__(self, program: Program, name: str, given: dict[str, Any], order: list[int] | None = None) -> None:
+    def __init__(self, program: Program, name: str, given: dict[str, Any], order: Iterable[int] | None = None) -> None:
         own, base = program.loader(), LOADERS[name]
         kind = base if own is DataLoader else own
         if not issubclass(kind, base):  # the program's class on FastLoader, as `fastload run` gives it
@@ -139,9 +149,7 @@ def compare(program: Program, source: Source, workers: int) -> dict[str, Any]:
 
 def measure(program: Program, source: Source, workers: int, repeats: int, turn_seconds: float) -> dict[str, Any]:
     """Compare, then time one program; returns its row of the record."""
-    if missing := [package for package in program.needs if importlib.util.find_spec(package) is None]:
-        return known(program, skipped=f"{' and '.join(missing)} {'is' if len(missing) == 1 else 'are'} not installed")
-    row = known(program, **compare(program, source, workers))
+    row = compare(program, source, workers)
     return row if row["difference"] else {**row, **take_turns(program, source, workers, repeats, turn_seconds)}
 
 
@@ -192,12 +200,56 @@ def take_turns(program: Program, source: Source, workers: int, repeats: int, tur
     }
 
 
+def train(program: Program, source: Source, workers: int, repeats: int, steps: int, *, quick: bool) -> dict[str, Any]:
+    """Train a program's model from each loader, and from batches on the device, in turn."""
+    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    if device.type == "cpu" and not quick:
+        return {"skipped": "torch finds no CUDA device here"}
+    step = ProgramStep(program.name, device, small=quick)
+    with contextlib.ExitStack() as stack:
+        given = {name: arguments(program, source, workers) for name in LOADERS}
+        draws = EndlessDraws(range(len(given["torch"]["dataset"])), ENDLESS)
+        opened = {
+            name: stack.enter_context(contextlib.closing(Opened(program, name, of, draws)))
+            for name, of in given.items()
+        }
+        feeds = {name: iter(one.batches) for name, one in opened.items()}
+        feeds["resident"] = itertools.cycle([step.moved(next(feeds["torch"])) for _ in range(RESIDENT)])
+        steps = whole_bursts(steps, workers)
+        warm = 2 * workers + RESIDENT  # what was ready is used up
+
+        def run(name: str, count: int) -> None:
+            for batch in itertools.islice(feeds[name], count):
+                step(batch)
+            if device.type == "cuda":
+                torch.cuda.synchronize()
+
+        def ms(name: str) -> float:
+            run(name, warm)
+            begin = time.perf_counter()
+            run(name, steps)
+            return 1e3 * (time.perf_counter() - begin) / steps
+
+        turns = {name: functools.partial(ms, name) for name in feeds}
+        interleave(turns, 1)
+        taken = interleave(turns, repeats)
+        stats = opened["fastload"].loader.stats()
+    return {
+        "workers": workers,
+        "batch_size": given["torch"]["batch_size"],
+        "steps": steps,
+        "ms_per_step": {name: spread.record() for name, spread in taken.items()},
+        "share_of_ceiling": {name: ratio(taken["resident"], taken[name]).record() for name in LOADERS},
+        "deferred_per_image": stats.deferred_images / max(1, stats.images),
+    }
+
+
 def _place(line: str) -> str:
     """Cut the folders of this machine off a line of code."""
     return line.rpartition("site-packages/")[2].removeprefix(f"{ROOT}/")
 
 
-def measured(name: str, *given: Any) -> dict[str, Any]:
+def measured(part: str, name: str, source: Source, args: argparse.Namespace) -> dict[str, Any]:
     """Measure a program in a process of its own.
 
     No other's libraries have patched Pillow or OpenCV there.
@@ -205,16 +257,25 @@ def measured(name: str, *given: Any) -> dict[str, Any]:
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload([__name__])
     with concurrent.futures.ProcessPoolExecutor(1, mp_context=context) as process:
-        return process.submit(_measure, name, *given).result()
+        return process.submit(_measure, part, name, source, args).result()
 
 
-def _measure(name: str, source: Source, *given: Any) -> dict[str, Any]:
+def _measure(part: str, name: str, source: Source, args: argparse.Namespace) -> dict[str, Any]:
     os.environ |= {**OFFLINE, "YOLO_CONFIG_DIR": str(source.scratch)}
     multiprocessing.set_start_method("fork", force=True)  # of workers, some of whose datasets hold closures
     torch.set_num_threads(1)
     warnings.simplefilter("ignore")  # of the libraries, and of fewer cores than workers
     logging.disable(logging.WARNING)  # theirs
-    return measure(PROGRAMS[name], source, *given)
+    return run_part(part, PROGRAMS[name], source, args)
+
+
+def run_part(part: str, program: Program, source: Source, args: argparse.Namespace) -> dict[str, Any]:
+    """Measure a part of a program here; returns what is found."""
+    if missing := [package for package in program.needs if importlib.util.find_spec(package) is None]:
+        return {"skipped": f"{' and '.join(missing)} {'is' if len(missing) == 1 else 'are'} not installed"}
+    if part == "train":
+        return train(program, source, args.threads, args.repeats, args.steps, quick=args.quick)
+    return measure(program, source, args.threads, args.repeats, args.turn_seconds)
 
 
 def counts(rows: Sequence[dict[str, Any]]) -> dict[str, int]:
@@ -246,36 +307,52 @@ def chosen(only: str | None, *, quick: bool) -> list[Program]:
 
 def main(args: argparse.Namespace) -> int:
     """Run ``python -m benchmarks programs``; 1 if one failed, or batches or generators differ."""
+    parts = args.parts.split(",")
+    check_names("--parts", parts, PROGRAM_PARTS)
     wanted = chosen(args.only, quick=args.quick)
     check_shared_memory(args.threads, 10 * args.batch_size)
     deadline = None if args.seconds is None else time.monotonic() + args.seconds
     folder, described = prepared(args.data, quick=args.quick)
-    sizes = ("images", "batch_size", "threads", "turn_seconds", "repeats", "only", "seconds", "quick")
+    sizes = ("images", "batch_size", "threads", "turn_seconds", "steps", "repeats", "only", "seconds", "quick")
     parameters = {name: getattr(args, name) for name in sizes}
     record = {"benchmark": "programs", "environment": environment(), "dataset": described, "parameters": parameters}
-    rows: list[dict[str, Any]] = []
+    record["note"] = args.note
     with tempfile.TemporaryDirectory(prefix="fastload-programs-") as scratch:
         source = Source(Path(folder), args.images, Path(scratch), args.batch_size, max(4, args.threads))
-        for program in wanted:
-            if deadline is not None and time.monotonic() > deadline:
-                break
-            try:
-                row = measured(program.name, source, args.threads, args.repeats, args.turn_seconds)
-            except Exception as error:  # noqa: BLE001 - one program's end does not end the others
-                last = (str(error).strip().splitlines() or [""])[-1]  # after a worker's traceback
-                row = known(program, failed=f"{type(error).__name__}: {last}")
-            rows.append(row)
-            console().print(_line(row), markup=False)
-            complete = len(rows) == len(PROGRAMS)
-            save(args.json, {**record, "note": args.note, "rows": rows, "counts": counts(rows), "complete": complete})
-    found = counts(rows)
-    console().print(
-        "{same} of {compared} programs get torch's batches, {skipped} of {programs} skipped".format(**found)
-    )
+        for part in parts:
+            rows: list[dict[str, Any]] = []
+            for program in wanted:
+                if part == "train" and program.name not in TRAINED:
+                    continue
+                if deadline is not None and time.monotonic() > deadline:
+                    break
+                try:
+                    row = known(program, **measured(part, program.name, source, args))
+                except Exception as error:  # noqa: BLE001 - one program's end does not end the others
+                    last = (str(error).strip().splitlines() or [""])[-1]  # after a worker's traceback
+                    row = known(program, failed=f"{type(error).__name__}: {last}")
+                rows.append(row)
+                console().print(_line(row), markup=False)
+                record |= {"train": rows} if part == "train" else _loaded(rows)
+                save(args.json, record)
+    if "counts" in record:
+        console().print(
+            "{same} of {compared} programs get torch's batches, {skipped} of {programs} skipped".format(
+                **record["counts"]
+            )
+        )
+    rows = [*record.get("rows", ()), *record.get("train", ())]
     return int(any(row.get("difference") or "failed" in row for row in rows))
 
 
+def _loaded(rows: list[dict[str, Any]]) -> dict[str, Any]:
+    return {"rows": rows, "counts": counts(rows), "complete": len(rows) == len(PROGRAMS)}
+
+
 def _line(row: dict[str, Any]) -> str:
+    if "share_of_ceiling" in row:
+        shares = ", ".join(f"{name} {of['median']:.1%}" for name, of in row["share_of_ceiling"].items())
+        return f"{row['program']:<26} trained on, share of the ceiling: {shares}"
     if "speedup" not in row:
         return f"{row['program']:<26} {row.get('skipped') or row.get('failed') or row['difference']}"
     gain, saving = row["speedup"], row["processor_saving"]

@@ -13,6 +13,7 @@ from typing import Any
 
 import optional
 import pytest
+import torch
 from PIL import Image
 from torch.utils.data import DataLoader
 
@@ -43,7 +44,9 @@ def source(folder: Path, tmp_path: Path) -> Source:
 @pytest.fixture
 def run(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     """Runs the command in this process; returns its code and record."""
-    monkeypatch.setattr(programs, "measured", lambda name, *given: programs.measure(PROGRAMS[name], *given))
+    monkeypatch.setattr(
+        programs, "measured", lambda part, name, *given: programs.run_part(part, PROGRAMS[name], *given)
+    )
 
     def command(*given: str) -> tuple[int, dict[str, Any]]:
         file = tmp_path / "programs.json"
@@ -58,7 +61,8 @@ def made(dataset: Any, **rest: Any) -> Program:
 
 
 def measure(program: Program, source: Source) -> dict[str, Any]:
-    return programs.measure(program, source, 1, 1, 0.01)
+    args = SimpleNamespace(threads=1, repeats=1, turn_seconds=0.01)
+    return programs.known(program, **programs.run_part("load", program, source, args))
 
 
 @pytest.mark.parametrize("name", [name for name, one in PROGRAMS.items() if not one.needs])
@@ -92,6 +96,20 @@ def test_the_record_says_what_was_saved_and_what_looked(run) -> None:
     assert "2 of 2 programs get torch's batches" in text
     assert "The run ended early: the other programs were not measured. a busy machine" in text
     assert "| own datasets | `own_dict_pil` |" in text
+
+
+def test_a_program_is_trained_from_each_loader_and_from_the_device(run) -> None:
+    code, record = run("--only", "hflip_pil,own_dict", "--parts", "train")
+    (row,) = record["train"]
+    assert (code, row["program"], row["steps"]) == (0, "tvref_detection_hflip_pil", 2)
+    assert set(row["ms_per_step"]) == {"torch", "fastload", "resident"}
+    assert all(share["median"] > 0 for share in row["share_of_ceiling"].values())
+    assert row["deferred_per_image"] > 0.5
+
+
+def test_training_of_a_program_needs_a_gpu(source: Source) -> None:
+    found = programs.train(PROGRAMS["tvref_detection_hflip_pil"], source, 1, 1, 2, quick=False)
+    assert torch.cuda.is_available() or found == {"skipped": "torch finds no CUDA device here"}
 
 
 def test_a_quick_run_takes_one_program_of_each_kind() -> None:
@@ -159,10 +177,10 @@ def test_a_program_keeps_its_own_class_of_loader(source: Source) -> None:
 
 
 def test_one_program_that_fails_does_not_end_the_others(run, monkeypatch, capsys) -> None:
-    def measure(name: str, *given: object) -> dict[str, object]:
+    def measure(part: str, name: str, *given: object) -> dict[str, object]:
         if name == "moco_v3":
             raise ValueError("traceback\nno such crop")
-        return {"program": name, "family": "x", "what": "", "reads": "PIL", "skipped": "not today"}
+        return {"skipped": "not today"}
 
     monkeypatch.setattr(programs, "measured", measure)
     code, record = run("--only", "moco,dinov2")

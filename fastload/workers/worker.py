@@ -13,7 +13,6 @@ import sys
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final
 
-import torch
 import torch.utils.data._utils.fetch as torch_fetch
 from torch.utils.data import _DatasetKind, default_collate
 from torch.utils.data._utils.worker import _worker_loop
@@ -201,8 +200,7 @@ class Worker:
                 self._progress.keep(self._fetcher, digest)
             if not self._sends:
                 return data
-            moves = self._promptly and (type(data) is torch.Tensor or isinstance(data, list | tuple | dict))
-            return Sent(data, possibly_batched_index, moves=moves)
+            return Sent(data, possibly_batched_index, moves=self._promptly)
 
 
 def _number_of_batch() -> int | None:

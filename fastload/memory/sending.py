@@ -440,8 +440,17 @@ def _attributes(value: Any) -> list[Any] | None:
 
 
 def _has_own_storage(tensor: torch.Tensor) -> bool:
+    """Whether only this tensor uses its memory, and the one that it is a view of, which nothing else refers to."""
     storage = _storage_of_tensor(tensor)
-    return _uses(storage) <= _USES and not _is_shared(storage) and storage.nbytes() > 0
+    uses = _uses(storage)
+    if uses == _USES + 1:
+        uses -= _references_of_base(tensor) == _BASE_REFERENCES
+    return uses <= _USES and not _is_shared(storage) and storage.nbytes() > 0
+
+
+def _references_of_base(tensor: torch.Tensor) -> int:
+    base = tensor._base
+    return 0 if base is None else sys.getrefcount(base)
 
 
 def _uses(storage: torch.UntypedStorage) -> int:
@@ -459,3 +468,4 @@ _HOLDER: Final = [object()]
 _REFERENCES: Final = _fewest_references(list(_HOLDER))
 _EXAMPLE: Final = torch.empty(1, device="cpu")
 _USES: Final = _uses(_EXAMPLE.untyped_storage())
+_BASE_REFERENCES: Final = _references_of_base(torch.empty(1, device="cpu")[:])

@@ -19,6 +19,7 @@ import torch
 from children import exit_code, forked
 from torch.multiprocessing import reductions
 from torch.utils.data import DataLoader, Dataset, IterableDataset, default_collate, get_worker_info
+from torchvision import tv_tensors
 
 from fastload import FastLoader
 from fastload.memory import memory_files, sending
@@ -110,6 +111,11 @@ def with_attributes(attributes):
     return made
 
 
+def replaced(kept, tensor):
+    kept[0] = tensor
+    return tensor
+
+
 class WithProperty:
     @property
     def __dict__(self):
@@ -121,6 +127,8 @@ KEPT = {
     "view": lambda kept: kept[0][:],
     "row": lambda kept: kept[0].view(-1, 2)[0],
     "detached": lambda kept: kept[0].detach(),
+    "view of a view": lambda kept: replaced(kept, kept[0][:])[2:],
+    "weight": lambda kept: replaced(kept, torch.ones(LARGE, requires_grad=True)).detach(),
     "object": lambda kept: Holder(kept[0]),
     "object of a container": lambda kept: Holder(kept),
     "attributes": lambda kept: with_attributes(vars(Holder.KEPT[0])),
@@ -151,6 +159,30 @@ def test_tensors_in_attributes_are_moved():
     batch = Sent([Sample(torch.rand(LARGE), {"box": torch.rand(4)}) for _ in range(20)])
     assert files_of(batch) == 40
     assert batch.__reduce__()[1][2] == 20
+
+
+VIEWS = {
+    "part": lambda: torch.rand(9, LARGE)[2:4, ::3],
+    "transposed twice": lambda: torch.rand(2, 3, LARGE).permute(1, 2, 0).transpose(0, 1),
+    "of a subclass": lambda: tv_tensors.Mask(torch.rand(LARGE)).as_subclass(torch.Tensor),
+    "looked at": lambda: looked_at(torch.rand(LARGE)[3:]),
+}
+
+
+def looked_at(view):
+    assert view._base is not None
+    return view
+
+
+@pytest.mark.parametrize("kind", VIEWS)
+def test_a_view_of_what_nothing_else_has_is_moved(kind):
+    batch = Sent([VIEWS[kind]()])
+    assert files_of(batch) == 1
+    base = batch.data[0]._base
+    assert files_of(batch) == 0  # the base may be looked at
+    expected = batch.data[0].clone()
+    del base
+    assert torch.equal(sent(batch)[0], expected)
 
 
 class WithView(Holder):

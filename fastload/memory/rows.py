@@ -105,7 +105,7 @@ def _tensors_of(dataset: Any, indices: Sequence[int]) -> tuple[tuple[torch.Tenso
 def _has_small_rows(tensor: Any) -> bool:
     if not is_packable(tensor) or not tensor.dim() or not tensor.is_contiguous():
         return False
-    return 0 < tensor.nbytes <= ROW_MAX_BYTES * len(tensor)
+    return bool(0 < tensor.nbytes <= ROW_MAX_BYTES * len(tensor))
 
 
 def _are_alike(ours: list[torch.Tensor], theirs: Any) -> bool:

@@ -71,7 +71,7 @@ def _numpy_normal_at() -> int | None:
     """Where a ``RandomState`` has whether a normal number is left, and eight bytes later the number."""
     if not _are_addresses():
         return None
-    generators = [np.random.RandomState(seed) for seed in range(2)]
+    generators: list[Any] = [np.random.RandomState(seed) for seed in range(2)]
     found = set()
     for generator in generators:
         generator.randn()  # which leaves another

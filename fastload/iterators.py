@@ -401,7 +401,7 @@ class TorchDeviceIterator(DeviceIterator):
         self._counts_up = loader.in_order and loader.num_workers > 0  # torch's count is then the batch's number
         if self._native is not None:
             self._native.install(self._host, scheduler.key)
-        measure_here(self._host, meter)
+        measure_here(self._host, meter, at_once=loader.engine != "torch")
         state.add(self, meter, transfer, scheduler)
 
     def _changes(self, loader: LoaderConfig[Any]) -> dict[str, Any]:

@@ -452,7 +452,8 @@ class FastLoader(LoaderConfig[T_co]):
             native.install(iterator)
         source = None if native is None else native.totals
         iterator._reset = Reset(iterator)
-        state_of(self).measure(iterator, measure(iterator, Meter(counters, self.batch_size, source)))
+        meter = Meter(counters, self.batch_size, source)
+        state_of(self).measure(iterator, measure(iterator, meter, at_once=self.engine != "torch"))
         if persists:
             self._iterator = iterator
         return iterator  # type: ignore[no-any-return]

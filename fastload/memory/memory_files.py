@@ -7,6 +7,7 @@ process or on its way to one, and a mapping keeps it open. So the receiver says 
 
 from __future__ import annotations
 
+import bisect
 import fcntl
 import mmap
 import os
@@ -24,8 +25,11 @@ if TYPE_CHECKING:
 
 NAME: Final = "fastload-batch"
 
-KEPT_MAX: Final = 4
-"""Files that a process keeps: two batches that torch asks for ahead, one in use, one that is made."""
+KEPT_MAX: Final = 64
+"""Files that a process keeps: two batches of 16 images that torch asks for ahead, one in use, one that is made."""
+
+LOOKED_AFTER: Final = 4 * KEPT_MAX
+"""Files taken, after which those that were none of them are not kept any more."""
 
 KEPT_SHARE: Final = 1 / 8
 """Of the memory, at most, for those of all workers."""
@@ -65,6 +69,7 @@ class _ReusedFile:
         except BaseException:
             os.close(self.descriptor)
             raise
+        self.is_used = False  # since files were looked after
 
     def resize(self, nbytes: int) -> None:
         os.posix_fallocate(self.descriptor, 0, nbytes)  # fails where a write to the mapping would end the process
@@ -76,6 +81,7 @@ class _ReusedFile:
         return self._memory.size
 
     def opened(self, nbytes: int) -> MemoryFile:
+        self.is_used = True
         return MemoryFile(_opened_again(self.descriptor), self._memory[:nbytes])
 
     def close(self) -> None:
@@ -95,6 +101,7 @@ class MemoryFiles:
         self._max_bytes = max_bytes
         self._lock = threading.Lock()
         self._kept: list[_ReusedFile] = []
+        self._taken = 0
         self._tells: bool | None = None  # whether the kernel tells who has a file; unknown at first
 
     def take(self, nbytes: int) -> MemoryFile:
@@ -112,22 +119,33 @@ class MemoryFiles:
             return MemoryFile(_created(), None) if kept is None else kept.opened(nbytes)
 
     def _free_or_new(self, nbytes: int) -> _ReusedFile | None:
-        free = [kept for kept in self._kept if _is_free(kept.descriptor)]
-        for kept in free[2:]:  # fewer batches are under way than were before
-            self._drop(kept)
+        """Return the smallest free file that is large enough, else the largest one, resized, or a new one."""
+        self._taken += 1
+        if self._taken % LOOKED_AFTER == 0:
+            self._drop_unused()
+        self._kept.sort(key=lambda kept: kept.nbytes)
+        at = bisect.bisect_left(self._kept, nbytes, key=lambda kept: kept.nbytes)
+        free = next((kept for kept in (*self._kept[at:], *self._kept[:at][::-1]) if _is_free(kept.descriptor)), None)
+        if free is not None and free.nbytes >= nbytes:
+            return free
         held = sum(kept.nbytes for kept in self._kept)
-        if free:
-            kept = max(free[:2], key=lambda kept: kept.nbytes)
-            if kept.nbytes < nbytes:
-                if held - kept.nbytes + nbytes > self._max_bytes:
-                    self._drop(kept)
-                    return None
-                kept.resize(nbytes)
-            return kept
+        if free is not None:
+            if held - free.nbytes + nbytes > self._max_bytes:
+                self._drop(free)
+                return None
+            free.resize(nbytes)
+            return free
         if len(self._kept) == KEPT_MAX or held + nbytes > self._max_bytes:
             return None
         self._kept.append(_ReusedFile(nbytes))
         return self._kept[-1]
+
+    def _drop_unused(self) -> None:
+        """Keep fewer files if fewer are under way than were before."""
+        for kept in list(self._kept):
+            if not kept.is_used and _is_free(kept.descriptor):
+                self._drop(kept)
+            kept.is_used = False
 
     def _drop(self, kept: _ReusedFile) -> None:
         self._kept.remove(kept)

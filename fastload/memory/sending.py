@@ -228,7 +228,8 @@ class Sent:
         content = io.BytesIO()
         pickler = _Pickler(content)
         if in_files and self.moves and pickler.dispatch_table.get(torch.Tensor) is reduce_tensor:  # not the user's own
-            pickler.moved.update(map(id, _alone([self.data])))
+            with contextlib.suppress(RecursionError):  # what is too deep may be pickled in another way
+                pickler.moved.update(map(id, _alone([self.data])))
         try:
             pickler.dump(self.data)
             if not in_files or content.tell() <= CONTENT_BYTES or len(pickler.files) == FILES_MAX:
@@ -290,7 +291,7 @@ class _Pickler(ForkingPickler):
         self.files: list[int] = []
 
     def reducer_override(self, obj: Any) -> Any:
-        if id(obj) not in self.moved:
+        if id(obj) not in self.moved or not _has_own_storage(obj):  # a user's method may have made a view since
             return NotImplemented
         storage = obj.untyped_storage()
         content = torch.empty(0, dtype=torch.uint8, device="cpu").set_(storage)
@@ -398,13 +399,13 @@ def _tensor(storage: Any, dtype: torch.dtype, offset: int, size: Any, stride: An
 
 
 def _alone(values: list[Any]) -> Iterator[torch.Tensor]:
-    """The tensors to which only ``values`` refer, at any depth of lists, tuples and dicts."""
+    """The tensors to which only ``values`` refer, at any depth of lists, tuples, dicts and attributes."""
     if len(values) > _FEW and not _may_hold_tensors(values[0]):  # tokens, their dicts: the search would take longer
         return
     for value in values:
         if sys.getrefcount(value) > _REFERENCES:
             continue
-        if (held := _held(value)) is not None:
+        if (held := _held(value)) is not None or (held := _attributes(value)) is not None:
             yield from _alone(held)
         elif is_packable(value) and _has_own_storage(value):
             yield value
@@ -412,7 +413,7 @@ def _alone(values: list[Any]) -> Iterator[torch.Tensor]:
 
 def _may_hold_tensors(value: Any, depth: int = 0) -> bool:
     """Whether a value is a tensor, or may have one where :func:`_alone` would search."""
-    if (held := _held(value)) is None:
+    if (held := _held(value)) is None and (held := _attributes(value)) is None:
         return isinstance(value, torch.Tensor)
     return depth == _DEPTH_MAX or any(_may_hold_tensors(inner, depth + 1) for inner in held)
 
@@ -427,9 +428,29 @@ def _held(value: Any) -> list[Any] | None:
     return [*dict.values(value)] if issubclass(kind, dict) else None
 
 
+def _attributes(value: Any) -> list[Any] | None:
+    """What an object, no tensor, has in its attributes, unless others have these, too; else ``None``."""
+    if not type(value).__dictoffset__ or issubclass(type(value), torch.Tensor):
+        return None
+    try:
+        found = object.__getattribute__(value, "__dict__")  # not as the user's class gives it
+    except Exception:  # noqa: BLE001 - the user's class may have a property of this name
+        return None
+    return [*found.values()] if type(found) is dict and sys.getrefcount(found) < _REFERENCES else None
+
+
 def _has_own_storage(tensor: torch.Tensor) -> bool:
+    """Whether only this tensor uses its memory, and the one that it is a view of, which nothing else refers to."""
     storage = _storage_of_tensor(tensor)
-    return _uses(storage) <= _USES and not _is_shared(storage) and storage.nbytes() > 0
+    uses = _uses(storage)
+    if uses == _USES + 1:
+        uses -= _references_of_base(tensor) == _BASE_REFERENCES
+    return uses <= _USES and not _is_shared(storage) and storage.nbytes() > 0
+
+
+def _references_of_base(tensor: torch.Tensor) -> int:
+    base = tensor._base
+    return 0 if base is None else sys.getrefcount(base)
 
 
 def _uses(storage: torch.UntypedStorage) -> int:
@@ -447,3 +468,4 @@ _HOLDER: Final = [object()]
 _REFERENCES: Final = _fewest_references(list(_HOLDER))
 _EXAMPLE: Final = torch.empty(1, device="cpu")
 _USES: Final = _uses(_EXAMPLE.untyped_storage())
+_BASE_REFERENCES: Final = _references_of_base(torch.empty(1, device="cpu")[:])

@@ -16,6 +16,7 @@ from torch.utils.data._utils import worker
 
 from fastload import _core
 from fastload.pipeline.installed.python_stream import STATE_BYTES, numpy_bytes, numpy_state, python_bytes, python_state
+from fastload.randomness import in_memory
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -35,7 +36,10 @@ def set_state(state: bytes) -> None:
 def state_now(*, others: bool) -> bytes:
     """Return the state of torch's default generator, and of the others if asked for."""
     state = torch.default_generator.get_state().numpy().tobytes()
-    return b"".join((state, python_bytes(random.getstate()), _numpy_now())) if others else state
+    if not others:
+        return state
+    python = in_memory.python_now() or python_bytes(random.getstate())
+    return b"".join((state, python, in_memory.numpy_now() or _numpy_now()))
 
 
 def _numpy_now() -> bytes:

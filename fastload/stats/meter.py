@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, Final
 from torch.utils.data import IterableDataset
 
 from fastload.memory.kept_states import KeptStates
+from fastload.memory.rows import RowBatches
 from fastload.stats.fetch_timer import TimedFetch, WorkerCounters
 from fastload.stats.shared_counters import FIGURES, SharedCounters
 from fastload.stats.stack_sampler import SAMPLES
@@ -276,17 +277,24 @@ def counters_for(loader: Any, before: Totals) -> SharedCounters:
     return SharedCounters(workers, workers * ahead + 2, inherited=method == "fork", states=states, sampled=sampled)
 
 
-def measure_here(iterator: Any, meter: Meter) -> None:
-    """Measure the fetches of an iterator that reads in the main process."""
+def measure_here(iterator: Any, meter: Meter, *, at_once: bool = False) -> None:
+    """Measure the fetches of an iterator that reads in the main process.
+
+    Args:
+        iterator: Torch's.
+        meter: Its meter.
+        at_once: Whether rows of tensors may be taken at once.
+    """
     fetcher = getattr(iterator, "_dataset_fetcher", None)
     if fetcher is not None and meter.shared is not None:
         meter.worker_counters = WorkerCounters(meter.shared, 0, whole_process=False)
-        fetcher.fetch = TimedFetch(fetcher, meter.worker_counters)
+        rows = RowBatches.serve(fetcher) if at_once else None  # before its collate function is wrapped
+        fetcher.fetch = TimedFetch(fetcher, meter.worker_counters, rows)
 
 
-def measure(iterator: Any, meter: Meter) -> Meter:
-    """Make ``meter`` measure a torch iterator, or one derived from torch's."""
-    measure_here(iterator, meter)
+def measure(iterator: Any, meter: Meter, *, at_once: bool = False) -> Meter:
+    """Make ``meter`` measure a torch iterator, or one derived from torch's; see :func:`measure_here`."""
+    measure_here(iterator, meter, at_once=at_once)
     iterator._next_data = NextData(iterator, meter)
     return meter
 

@@ -13,12 +13,12 @@ import sys
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final
 
-import torch
 import torch.utils.data._utils.fetch as torch_fetch
 from torch.utils.data import _DatasetKind, default_collate
 from torch.utils.data._utils.worker import _worker_loop
 
 from fastload.memory.packing import stacks_into
+from fastload.memory.rows import RowBatches
 from fastload.memory.sending import Sent, collate_into_files, fill, send_errors, sends_files
 from fastload.nvtx.stages import stage, without_stage
 from fastload.randomness.by_sample import show_own_dataset
@@ -162,16 +162,26 @@ class Worker:
     def _follow(self, fetcher: Any, *, sends: bool) -> Any:
         """Take over a new fetcher."""
         self._sends = sends and type(fetcher).__module__ == torch_fetch.__name__  # others may give anything
+        rows = RowBatches.serve(fetcher) if self._promptly and self._native is None else None
         if self._sends and self._promptly and sends_files() and stacks_into(fetcher.collate_fn):
             fetcher.collate_fn = collate_into_files
         listen(fetcher, self._counters)  # around that: its time is collating
         self._make = functools.partial(without_stage(type(fetcher).fetch), fetcher)
+        if rows is not None:
+            self._make = functools.partial(self._rows_or_torchs, rows, fetcher)
         if self._native is not None:
             self._make = self._native.in_place_of(fetcher, self._make)
         self._fetcher = fetcher
         with contextlib.suppress(AttributeError, TypeError):  # one that is not torch's, and takes no attribute
             fetcher.fetch = self.fetch
         return fetcher
+
+    def _rows_or_torchs(self, rows: RowBatches, fetcher: Any, indices: Any) -> Any:
+        fetch = type(fetcher).fetch
+        if (data := rows.make(fetch, fetcher, indices)) is None:
+            return fetch(fetcher, indices)
+        self._counters.images = len(indices)
+        return data
 
     def fetch(self, possibly_batched_index: Any) -> Any:
         """Make a batch for torch's loop.
@@ -201,8 +211,7 @@ class Worker:
                 self._progress.keep(self._fetcher, digest)
             if not self._sends:
                 return data
-            moves = self._promptly and (type(data) is torch.Tensor or isinstance(data, list | tuple | dict))
-            return Sent(data, possibly_batched_index, moves=moves)
+            return Sent(data, possibly_batched_index, moves=self._promptly)
 
 
 def _number_of_batch() -> int | None:

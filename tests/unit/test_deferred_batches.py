@@ -237,13 +237,17 @@ def test_a_part_of_memory_that_nothing_else_uses_keeps_its_values():
     assert torch.equal(part, expected(content)[:, :, 3:9, 4:20])
 
 
-def test_what_is_filled_is_not_painted_before(monkeypatch):
+@pytest.mark.parametrize(
+    "of", [lambda tensor: tensor, lambda tensor: tv_tensors.Image(tensor).as_subclass(torch.Tensor)]
+)
+def test_what_is_filled_is_not_painted_before(of, monkeypatch):
     painting = _before(torch.Tensor.untyped_storage, lambda tensor: tensor.add(0))
     monkeypatch.setattr(torch.Tensor, "untyped_storage", painting)
-    tensor = deferred(contents()[0])
+    tensor = of(deferred(contents()[0]))
     memory = memory_of(tensor)
     fill([tensor])
     assert not memory.painted
+    assert memory_of(tensor) is None
     assert same(tensor, expected(contents()[0]))
 
 

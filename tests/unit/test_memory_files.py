@@ -110,17 +110,37 @@ def test_a_file_that_someone_has_is_not(files: MemoryFiles, held: Callable[[int]
         os.close(file.descriptor)
 
 
-def test_no_more_files_are_kept_than_are_under_way(files: MemoryFiles) -> None:
-    several = [files.take(SIZE) for _ in range(KEPT_MAX + 1)]
-    assert [file.memory is not None for file in several] == [True] * KEPT_MAX + [False]
-    inodes = {os.fstat(file.descriptor).st_ino for file in several}
+def inodes(files: MemoryFiles, *sizes: int) -> list[int]:
+    """Take files of these sizes together."""
+    several = [files.take(nbytes) for nbytes in sizes]
+    found = [os.fstat(file.descriptor).st_ino for file in several]
     for file in several:
         os.close(file.descriptor)
-    taken(files)
-    again = [files.take(SIZE) for _ in range(KEPT_MAX)]
-    assert len(inodes & {os.fstat(file.descriptor).st_ino for file in again}) == 2  # one, and one to spare
-    for file in again:
-        os.close(file.descriptor)
+    return found
+
+
+def test_files_of_several_batches_are_used_again_and_no_more(monkeypatch: pytest.MonkeyPatch) -> None:
+    files = MemoryFiles(2 * KEPT_MAX * SIZE)
+    several = [SIZE] * (KEPT_MAX + 1)
+    first = inodes(files, *several)
+    again = inodes(files, *several)
+    assert set(again[:KEPT_MAX]) == set(first[:KEPT_MAX])
+    assert again[KEPT_MAX] not in first
+    monkeypatch.setattr(memory_files, "LOOKED_AFTER", 4)
+    for _ in range(8):
+        inodes(files, SIZE, SIZE)
+    fewer = inodes(files, *several)
+    assert len(set(first) & set(fewer)) == 2
+    files.close()
+
+
+def test_files_that_fit_best_are_used(files: MemoryFiles) -> None:
+    three, one, two = inodes(files, 3 * SIZE, SIZE, 2 * SIZE)
+    assert inodes(files, 2 * SIZE) == [two]
+    assert inodes(files, SIZE + 1, SIZE) == [two, one]
+    assert inodes(files, SIZE, SIZE) == [one, two]
+    assert inodes(files, 4 * SIZE) == [three]
+    assert inodes(files, 4 * SIZE, 2 * SIZE, 3 * SIZE) == [three, two, one]
 
 
 def test_no_more_bytes_are_kept_than_allowed(files: MemoryFiles) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import random
+import sys
 
 import numpy as np
 import pytest
@@ -14,6 +15,7 @@ from fastload import _core
 from fastload.pipeline.errors import Refused
 from fastload.pipeline.installed import python_stream
 from fastload.pipeline.installed.python_stream import check_others, numpy_bytes, numpy_state, python_bytes, python_state
+from fastload.randomness import in_memory
 from fastload.randomness.by_sample import random_states_kept
 from fastload.randomness.generators import set_state, state_now, state_of_seed, streams_of_workers
 
@@ -74,6 +76,38 @@ def test_kept_normals_are_part_of_the_states():
     theirs = np.random.RandomState(9)
     theirs.set_state(numpy_state(numpy.get_state()))
     assert theirs.normal() == legacy.normal()
+
+
+@pytest.mark.skipif(sys.implementation.name != "cpython", reason="objects have no addresses")
+def test_states_in_memory_are_those_that_the_generators_return():
+    with random_states_kept():
+        for seed in SEEDS:
+            random.seed(seed)
+            np.random.seed(seed % 2**32)
+            for _ in range(4):  # with a normal number that is left, and without
+                assert in_memory.python_now() == python_bytes(random.getstate())
+                assert in_memory.numpy_now() == numpy_bytes(np.random.get_state())
+                random.gauss(0, 1)
+                np.random.normal()
+            np.random.set_state(("MT19937", np.arange(624), seed % 624, 1, seed / 7))
+            random.setstate((3, (*range(624), seed % 624), seed / 7))
+            assert in_memory.python_now() == python_bytes(random.getstate())
+            assert in_memory.numpy_now() == numpy_bytes(np.random.get_state())
+
+
+def test_generators_that_do_not_lie_where_usual_are_asked(monkeypatch):
+    expected = state_now(others=True)
+    with monkeypatch.context() as patched:
+        patched.setattr(in_memory, "_python_words_at", lambda: None)
+        patched.setattr(in_memory, "_numpy_normal_at", lambda: None)
+        assert in_memory.python_now() is None
+        assert in_memory.numpy_now() is None
+        assert state_now(others=True) == expected
+    others = random.Random(3), np.random.RandomState(3)
+    monkeypatch.setattr(random, "getstate", lambda: others[0].getstate())
+    monkeypatch.setattr(np.random, "get_state", lambda **rest: others[1].get_state(**rest))
+    changed = python_bytes(others[0].getstate()) + numpy_bytes(others[1].get_state())
+    assert state_now(others=True).endswith(changed)
 
 
 @pytest.mark.parametrize("at", [2496, 2500])

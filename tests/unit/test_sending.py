@@ -19,6 +19,7 @@ import torch
 from children import exit_code, forked
 from torch.multiprocessing import reductions
 from torch.utils.data import DataLoader, Dataset, IterableDataset, default_collate, get_worker_info
+from torchvision import tv_tensors
 
 from fastload import FastLoader
 from fastload.memory import memory_files, sending
@@ -66,10 +67,14 @@ TENSORS = {
 
 
 @pytest.mark.parametrize("kind", TENSORS)
-@pytest.mark.parametrize("holder", [lambda t: [t], lambda t: (1, {"a": t, "b": None}), lambda t: t])
+@pytest.mark.parametrize(
+    "holder",
+    [lambda t: [t], lambda t: (1, {"a": t, "b": None}), lambda t: t, lambda t: Holder(collections.UserDict(a=t))],
+)
 def test_a_tensor_arrives_as_torch_sends_it(kind, holder):
     def leaf(data):
         while not isinstance(data, torch.Tensor):
+            data = data.tensor if isinstance(data, Holder) else data
             data = data[0] if isinstance(data, list) else data[1] if isinstance(data, tuple) else data["a"]
         return data
 
@@ -94,8 +99,27 @@ def test_an_unshared_tensor_is_moved_in_one_message_with_others():
 
 
 class Holder:
+    KEPT = ()  # set by a test
+
     def __init__(self, tensor):
         self.tensor = tensor
+
+
+def with_attributes(attributes):
+    made = Holder(None)
+    made.__dict__ = attributes
+    return made
+
+
+def replaced(kept, tensor):
+    kept[0] = tensor
+    return tensor
+
+
+class WithProperty:
+    @property
+    def __dict__(self):
+        raise ValueError("no attributes")
 
 
 KEPT = {
@@ -103,19 +127,88 @@ KEPT = {
     "view": lambda kept: kept[0][:],
     "row": lambda kept: kept[0].view(-1, 2)[0],
     "detached": lambda kept: kept[0].detach(),
-    "opaque": lambda kept: Holder(kept[0]),
+    "view of a view": lambda kept: replaced(kept, kept[0][:])[2:],
+    "weight": lambda kept: replaced(kept, torch.ones(LARGE, requires_grad=True)).detach(),
+    "object": lambda kept: Holder(kept[0]),
+    "object of a container": lambda kept: Holder(kept),
+    "attributes": lambda kept: with_attributes(vars(Holder.KEPT[0])),
+    "kept object": lambda kept: Holder.KEPT[0],
+    "property": lambda kept: WithProperty(),
     "container": lambda kept: kept,
     "array": lambda kept: kept[0],
 }
 
 
 @pytest.mark.parametrize("kind", KEPT)
-def test_a_tensor_that_is_kept_is_left_to_torch(kind):
+def test_a_tensor_that_is_kept_is_left_to_torch(kind, monkeypatch):
     kept = [torch.rand(2 * LARGE)]
+    monkeypatch.setattr(Holder, "KEPT", [Holder(torch.rand(LARGE))])
     batch = Sent([KEPT[kind](kept)])
     if kind == "array":
         kept[0] = kept[0].numpy()
     assert files_of(batch) == 0
+
+
+@dataclasses.dataclass
+class Sample:
+    pixels: torch.Tensor
+    target: dict[str, torch.Tensor]
+
+
+def test_tensors_in_attributes_are_moved():
+    batch = Sent([Sample(torch.rand(LARGE), {"box": torch.rand(4)}) for _ in range(20)])
+    assert files_of(batch) == 40
+    assert batch.__reduce__()[1][2] == 20
+
+
+VIEWS = {
+    "part": lambda: torch.rand(9, LARGE)[2:4, ::3],
+    "transposed twice": lambda: torch.rand(2, 3, LARGE).permute(1, 2, 0).transpose(0, 1),
+    "of a subclass": lambda: tv_tensors.Mask(torch.rand(LARGE)).as_subclass(torch.Tensor),
+    "looked at": lambda: looked_at(torch.rand(LARGE)[3:]),
+}
+
+
+def looked_at(view):
+    assert view._base is not None
+    return view
+
+
+@pytest.mark.parametrize("kind", VIEWS)
+def test_a_view_of_what_nothing_else_has_is_moved(kind):
+    batch = Sent([VIEWS[kind]()])
+    assert files_of(batch) == 1
+    base = batch.data[0]._base
+    assert files_of(batch) == 0  # the base may be looked at
+    expected = batch.data[0].clone()
+    del base
+    assert torch.equal(sent(batch)[0], expected)
+
+
+class WithView(Holder):
+    def __getstate__(self):
+        return {"tensor": self.tensor, "view": self.tensor[:2]}
+
+
+def test_a_tensor_whose_view_is_made_to_be_pickled_stays_with_it():
+    received = sent(Sent(WithView(torch.rand(LARGE))))
+    received.view.fill_(7)
+    assert received.tensor[:2].tolist() == [7, 7]
+
+
+def test_what_is_nested_too_deep_to_be_searched_is_sent():
+    class Chain:
+        def __reduce__(self):
+            return Holder, (None,)
+
+    chain = None
+    for _ in range(2 * sys.getrecursionlimit()):
+        made = Chain()
+        made.next, chain = chain, made
+    del made
+    batch = Sent(chain)
+    del chain
+    assert sent(batch).tensor is None
 
 
 def test_a_long_list_of_numbers_is_not_searched():

@@ -26,7 +26,7 @@ from PIL.PngImagePlugin import PngImageFile
 from PIL.WebPImagePlugin import WebPImageFile
 
 from fastload.lazy.files import KINDS, converted, drop_webp, is_bomb, note, open_webp
-from fastload.lazy.pixels import COMPARED, ByPillow, Levels, Pending, Unread
+from fastload.lazy.pixels import COMPARED, Border, ByPillow, Levels, Pending, Unread
 from fastload.pipeline.installed.decodes import calibrate
 from fastload.pipeline.installed.patches import imported, is_written_in
 from fastload.pipeline.nodes import FILTERS, SAMPLINGS
@@ -278,7 +278,13 @@ def _changed(image: Any, kind: str, fields: dict[str, Any]) -> Image.Image | Non
     pending = _pending_for(kind, image)
     if pending is None:
         return None
-    result: Image.Image = image._new(cast("Any", pending.changed(kind, fields)))
+    is_border = kind == "pad"
+    changed = (
+        pending.bordered(Border(fields["margins"], fields["fill"])) if is_border else pending.changed(kind, fields)
+    )
+    if changed is None or math.prod(changed.size) > TARGET_MAX:
+        return None
+    result: Image.Image = image._new(cast("Any", changed))
     if not _known.keeps_info[kind]:
         result.info = {}
     return result
@@ -365,6 +371,10 @@ _EXAMPLES: Final[tuple[Node, ...]] = (
     *(("posterize", {"value": float(value)}) for value in range(1, 9)),
     *(("solarize", {"value": float(value)}) for value in (0, 1, 100, 255, 256)),
     *(("gaussian_blur", {"radii": radii}) for radii in ((0.1, 0.1), (0.7, 2.0), (1.3, 1.3), (11.0, 3.5))),
+    *(
+        ("pad", {"margins": margins, "mode": "constant", "fill": (3, 200, 90)})
+        for margins in ((0, 0, 0, 0), (1, 2, 3, 4))
+    ),
     *((kind, {}) for kind in ("grayscale", "invert", "autocontrast", "equalize", "flip_horizontal", "flip_vertical")),
     *(
         ("affine", {"matrix": matrix, "sampling": sampling, "fill": (3, 200, 90)})

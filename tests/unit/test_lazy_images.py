@@ -413,6 +413,24 @@ FUNCTIONS = {
     "tensor": lambda image: functional.to_tensor(image).numpy(),
     "to PIL tensor": lambda image: functional.pil_to_tensor(image).numpy(),
     "pad": lambda image: functional.pad(image, 3, 7, "constant"),
+    "pad by nothing": lambda image: functional.pad(image, [0, 0, 0, 0]),
+    "pad, crop, flip": lambda image: [
+        functional.hflip(functional.crop(functional.pad(image, [4, 0, 3, 9], [1, 2, 3]), top, left, 22, 31))
+        for top, left in ((0, 0), (3, 2), (20, 12), (40, 40))
+    ],
+    "crop of a border": lambda image: functional.crop(functional.pad(image, [0, 30, 0, 0], 9), 2, 3, 20, 20),
+    "pads": lambda image: functional.vflip(functional.pad(functional.pad(functional.vflip(image), [1, 2]), [3, 4])),
+    "pads of two colors": lambda image: functional.pad(functional.pad(image, [1, 2], 5), [3, 4], 6),
+    "pad, step, pad": lambda image: functional.pad(functional.invert(functional.pad(image, 2, 9)), [1, 2, 3, 4], 9),
+    "pad, resize": lambda image: functional.pad(image, [1, 2, 3, 4]).resize((33, 22), 2),
+    "Pillow's pads": lambda image: [
+        *(ImageOps.expand(image, border) for border in ((1, 2), (4, 3, 2, 1), 5, (1, -2, 3, 4))),
+        *(ImageOps.expand(image, 2, fill) for fill in (255, "red", (1, 2, 300), (9, 8, 7))),
+    ],
+    "a border of three": lambda image: ImageOps.expand(image, (1, 2, 3)),
+    "a border of floats": lambda image: ImageOps.expand(image, 2.0),
+    "mirroring pad": lambda image: functional.pad(image, [1, 2, 3, 4], padding_mode="reflect"),
+    "v2 pads": lambda image: [v2.functional.pad(image, [1, 2, 3, 4], [9.0, 8.0, 7.0]), v2.Pad(3, 200)(image)],
     "v2 saturation": lambda image: v2.functional.adjust_saturation(image, 0.2),
     "v2 hue": lambda image: v2.functional.adjust_hue(image, 0.2),
     "v2 image": lambda image: v2.functional.to_image(image).numpy(),
@@ -481,9 +499,10 @@ def test_steps_of_the_kernels_do_not_decode_the_image():
 def test_crops_of_a_file_do_not_decode_it():
     def pending(image):
         made = rgb_crop(image).resize((20, 21), 2)
-        return [type(vars(each)["_im"]) is Pending for each in (image, made)]
+        padded = functional.crop(functional.pad(made, [0, 0, 9, 3], 7), 2, 3, 20, 24)
+        return [type(vars(each)["_im"]) is Pending for each in (image, made, padded)]
 
-    assert lazily(pending, FILES["4:2:0"]) == [True, True]
+    assert lazily(pending, FILES["4:2:0"]) == [True, True, True]
     assert lazily(lambda image: type(vars(image.convert("RGB"))["_im"]) is Pending, FILES["progressive"]) is False
 
 
@@ -1067,6 +1086,7 @@ STEPS = st.one_of(
     st.tuples(st.just("transpose"), st.integers(0, 6)),
     st.tuples(st.just("copy")),
     st.tuples(st.just("convert"), st.sampled_from(["RGB", "L"])),
+    st.tuples(st.just("expand"), st.tuples(*[st.integers(0, 9)] * 4), st.sampled_from([0, 7])),
 )
 
 
@@ -1077,7 +1097,7 @@ def test_any_steps(name, steps, checks):
         made = []
         image = image.convert("RGB")
         for step, *arguments in steps:
-            image = getattr(image, step)(*arguments)
+            image = ImageOps.expand(image, *arguments) if step == "expand" else getattr(image, step)(*arguments)
             made.append(image)
         return made[-1:] + made[:1]
 

@@ -67,11 +67,8 @@ def _pad(border: Any = 0, fill: Any = 0) -> Node | None:
     sides = border if type(border) is tuple else (border,)
     if len(sides) not in (1, 2, 4) or not all(type(side) is int and 0 <= side <= MARGIN_MAX for side in sides):
         return None
-    color = (0, 0, 0) if type(fill) is int and fill == 0 else fill
-    if type(color) is not tuple or len(color) != 3 or not all(type(each) is int and 0 <= each <= 255 for each in color):
-        return None
     left, top, right, bottom = sides * (4 // len(sides))
-    return "pad", {"margins": (top, left, bottom, right), "mode": "constant", "fill": color}
+    return "pad", {"margins": (top, left, bottom, right), "fill": fill}
 
 
 _FUNCTIONS: Final[tuple[tuple[Any, str, Callable[..., Node | None]], ...]] = (

@@ -69,13 +69,13 @@ class ByPillow(Library):
 
     Attributes:
         load: An image's ``load`` as it is without lazy images.
-        decodes: How many whole files of each class were compared.
+        decodes: How many whole files of each class were compared, by channels.
         resize: ``Image.resize`` as it is without lazy images.
     """
 
     name: ClassVar = "Pillow"
     load: Callable[[Any], Any]
-    decodes: Counter[type] = field(default_factory=Counter)
+    decodes: Counter[tuple[type, int]] = field(default_factory=Counter)
     resize: Callable[..., Any] = Image.Image.resize
 
     def make(self, pending: Pending) -> NDArray[np.uint8]:  # noqa: D102
@@ -88,11 +88,13 @@ class ByPillow(Library):
             return image.im
 
     def compared(self, kind: type, data: bytes, pixels: NDArray[np.uint8]) -> NDArray[np.uint8]:
-        """Compare the first files' pixels as RGB with Pillow's, and return these if they differ."""
-        if self.decodes[kind] == COMPARED:
+        """Compare the first files' pixels with Pillow's, as RGB unless of one channel; return these if they differ."""
+        channels = pixels.shape[2]
+        if self.decodes[kind, channels] == COMPARED:
             return pixels
-        self.decodes[kind] += 1
-        return self.agreed(pixels, np.array(Image.Image()._new(self.decoded(kind, data)).convert("RGB")))
+        self.decodes[kind, channels] += 1
+        image = Image.Image()._new(self.decoded(kind, data))
+        return self.agreed(pixels, np.array(image if channels == 1 else image.convert("RGB")).reshape(pixels.shape))
 
 
 class File:
@@ -211,11 +213,11 @@ class Border:
 
     Attributes:
         margins: How many pixels at the top, left, bottom and right.
-        fill: The color.
+        fill: The color, or a mask's level.
     """
 
     margins: tuple[int, int, int, int]
-    fill: tuple[int, int, int]
+    fill: tuple[int, int, int] | int
 
     @property
     def step(self) -> Node:
@@ -258,6 +260,7 @@ class Pending:
     _gave_bytes: bool = field(default=False, init=False)
 
     mode: ClassVar = "RGB"
+    channels: ClassVar = 3
     readonly: ClassVar = 0
 
     @property
@@ -296,6 +299,16 @@ class Pending:
         """Whether its pixels need no more comparing."""
         return self.file.is_trusted or (self.file.is_decoded and not self.all_steps)
 
+    @property
+    def is_small(self) -> bool:
+        """Whether it takes much less than the file's pixels, all of which are kept with it."""
+        return self.file.is_decoded and 2 * math.prod(self.size) < math.prod(self.file.size)
+
+    @property
+    def is_only_cropped(self) -> bool:
+        """Whether nothing else was done to the file's image."""
+        return self.target is None and not (self.mirrored or self.flipped or self.all_steps)
+
     def made(self) -> Pending:
         """Return the same pixels by themselves, made."""
         return Pending(Levels(self.pixels(), self.file.library), (0, 0, *self.size))
@@ -315,8 +328,7 @@ class Pending:
         x, y, *_ = self._area()
         area = x + left, y + top, x + right, y + bottom
         made = replace(self, box=area) if self.target is None else replace(self, window=area)
-        is_small = self.file.is_decoded and 2 * math.prod(made.size) < math.prod(self.file.size)
-        return made.made() if is_small else made  # all the file's pixels are kept with it
+        return made.made() if made.is_small else made
 
     def _cropped_with_border(self, border: Border, box: tuple[int, int, int, int]) -> Pending | None:
         above, before, _, _ = border.margins
@@ -345,7 +357,7 @@ class Pending:
 
         Pixels that are made are resized at once, so that an image that is kept takes no more than Pillow's.
         """
-        is_first = self.target is None and not (self.mirrored or self.flipped or self.all_steps)
+        is_first = self.is_only_cropped
         if self.file.is_decoded:
             return replace(self if is_first else self.made(), target=size, filter=name).made()
         return replace(self, target=size, filter=name) if is_first else None
@@ -379,8 +391,8 @@ class Pending:
             return self.pixels().tobytes()
         self._gave_bytes = True
         width, height = self.size
-        made, room = _core.unfilled_bytes(3 * width * height)
-        out = room.reshape(height, width, 3)
+        made, room = _core.unfilled_bytes(self.channels * width * height)
+        out = room.reshape(height, width, self.channels)
         pixels = self.file.part(self, out)
         return made if pixels is out else pixels.tobytes()
 
@@ -411,17 +423,25 @@ class Pending:
         crop = top, left, bottom - top, right - left
         return (*crop, height, width, y, x, rows, columns, self.mirrored, self.flipped)
 
-    def of(self, whole: NDArray[np.uint8]) -> NDArray[np.uint8]:
-        """Do the same to the whole image's pixels, ``(H, W, 3)``, but for border and steps."""
+    def of(self, whole: NDArray[np.uint8], out: NDArray[np.uint8] | None = None) -> NDArray[np.uint8]:
+        """Do the same to the whole image's pixels, ``(H, W, C)``, but for border and steps.
+
+        Args:
+            whole: The pixels.
+            out: Where to; it is returned then.
+        """
         left, top, right, bottom = self.box
         pixels = whole[top:bottom, left:right]
-        if self.target is not None:
-            width, height = self.target
-            out = np.empty((height, width, 3), np.uint8)
-            _core.resize(pixels, out, self.filter, self.file.pass_rule)
-            left, top, right, bottom = self._area()
-            pixels = out[top:bottom, left:right]
-        return pixels[:: -1 if self.flipped else 1, :: -1 if self.mirrored else 1].copy()
+        columns, rows = self.inner_size
+        made = np.empty((rows, columns, self.channels), np.uint8) if out is None else out
+        if self.target is None:
+            made[:] = pixels[:: -1 if self.flipped else 1, :: -1 if self.mirrored else 1]
+            return made
+        width, height = self.target
+        x, y, *_ = self.window or (0, 0)
+        rule = self.file.pass_rule
+        _core.resize(pixels, made, self.filter, rule, (height, width), (y, x), self.mirrored, self.flipped)
+        return made
 
     def by_pillow(self, whole: Any, resize: Callable[..., Any]) -> NDArray[np.uint8]:
         """Do the same to the whole core image by Pillow, if it has the filter."""

@@ -55,7 +55,8 @@ def note(image: Any, pillow: ByPillow) -> None:
     if image._im is not None or image.mode not in ("RGB", *_MASKS):
         return
     if image.mode in _MASKS:
-        _note_mask(image, pillow)
+        if type(image) is PngImageFile:
+            _note_mask(image, pillow)
     elif type(image) is JpegImageFile:
         _note_jpeg(image, pillow)
     elif (made := _decoded(image, pillow)) is not None:
@@ -112,9 +113,7 @@ def _note_jpeg(image: Any, pillow: ByPillow) -> None:
 
 
 def _note_mask(image: Any, pillow: ByPillow) -> None:
-    if type(image) is not PngImageFile or "transparency" in image.info or pillow.differs:
-        return
-    if (image.mode == "P") != bool(image.palette) or (data := _png(image)) is None:
+    if pillow.differs or (image.mode == "P") != bool(image.palette) or (data := _png(image)) is None:
         return
     try:
         levels = np.empty((image.height, image.width, 1), np.uint8)

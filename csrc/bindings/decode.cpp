@@ -14,6 +14,7 @@
 #include <nanobind/stl/vector.h>
 
 #include "bindings/pool.h"
+#include "codecs/codecs.h"
 #include "index/jpeg_index.h"
 #include "sample/whole_image.h"
 
@@ -100,6 +101,14 @@ nb::object decode_for_opencv(nb::handle data, const std::string& pixels, bool up
   return done ? made : nb::none();
 }
 
+// A PNG file of one channel, gray or with a palette, as Pillow's levels or indices. False: not decoded.
+bool decode_levels(nb::bytes data, const nb::ndarray<std::uint8_t, nb::shape<-1, -1, 1>, nb::c_contig>& out) {
+  ByteSource source(reinterpret_cast<const std::uint8_t*>(data.data()), data.size());
+  const auto height = static_cast<std::uint32_t>(out.shape(0)), width = static_cast<std::uint32_t>(out.shape(1));
+  nb::gil_scoped_release release;
+  return decode_png_levels(source, height, width, out.data()) == Status::ok;
+}
+
 // New bytes, and an array of their memory to fill them by.
 nb::tuple unfilled_bytes(std::size_t size) {
   const auto made = nb::steal<nb::bytes>(PyBytes_FromStringAndSize(nullptr, static_cast<Py_ssize_t>(size)));
@@ -137,6 +146,7 @@ void bind_decode(nb::module_& m) {
   m.def("decode_and_drop", &decode_and_drop_all, "images"_a, "boxes"_a);
   m.def("jpeg_header", &jpeg_header, "data"_a);
   m.def("decode_for_opencv", &decode_for_opencv, "data"_a, "pixels"_a, "upright"_a, "allocate"_a);
+  m.def("decode_levels", &decode_levels, "data"_a, "out"_a.noconvert());
   m.def("unfilled_bytes", &unfilled_bytes, "size"_a);
   m.def("scan_end", &scan_end, "data"_a, "max_pixels"_a = 0);
   m.def("decode", &decode_one, "data"_a, "out"_a.noconvert(), "geometry"_a, nb::kw_only(), "filter"_a = "bilinear",

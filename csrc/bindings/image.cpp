@@ -5,11 +5,13 @@
 #include <array>
 #include <cmath>
 #include <limits>
+#include <optional>
 #include <string>
 #include <utility>
 
 #include <nanobind/ndarray.h>
 #include <nanobind/stl/array.h>
+#include <nanobind/stl/optional.h>
 #include <nanobind/stl/pair.h>
 #include <nanobind/stl/string.h>
 
@@ -126,17 +128,22 @@ void look_up_batch(const Levels& levels, const ValueTable& table, const Batch& o
   look_up(job);
 }
 
-// Pillow's Image.resize of a whole image.
-void resize(const ConstArray& source, Array out, const std::string& filter, const std::string& pass_rule) {
+// Pillow's Image.resize of a whole image to `size`, of which `out` is the window from `window` on, then flipped.
+void resize(const ConstArray& source, Array out, const std::string& filter, const std::string& pass_rule,
+            std::optional<std::array<int, 2>> size, std::array<int, 2> window, bool mirrored, bool flipped) {
   static thread_local Resampler resampler;
   require_rows(source, "source");
   require_rows(out, "out");
   if (source.shape(2) != out.shape(2)) throw nb::value_error("source and out must have equally many channels");
+  if (size && out.shape(0) == 0) throw nb::value_error("out must have rows");  // as a window it would be all of them
   ResizeJob job;
   job.height = static_cast<int>(source.shape(0));
   job.width = static_cast<int>(source.shape(1));
-  job.out_height = static_cast<int>(out.shape(0));
-  job.out_width = static_cast<int>(out.shape(1));
+  job.window = {window[0], window[1], static_cast<int>(out.shape(0)), static_cast<int>(out.shape(1))};
+  job.out_height = size ? (*size)[0] : job.window.height;
+  job.out_width = size ? (*size)[1] : job.window.width;
+  job.flip_horizontal = mirrored;
+  job.flip_vertical = flipped;
   job.channels = static_cast<int>(out.shape(2));
   job.filter = filter_from(filter);
   job.order = pass_order(pass_rule_from(pass_rule), job.width, job.height, job.out_width, job.out_height);
@@ -287,7 +294,8 @@ std::array<double, 6> bound_inverse_affine_matrix(std::array<double, 2> center, 
 
 void bind_image(nb::module_& m) {
   m.def("resize", &resize, "source"_a.noconvert(), "out"_a.noconvert(), "filter"_a = "bilinear",
-        "pass_rule"_a = "horizontal_first");
+        "pass_rule"_a = "horizontal_first", "size"_a = nb::none(), "window"_a = std::array<int, 2>{},
+        "mirrored"_a = false, "flipped"_a = false);
   m.def("look_up", &look_up_batch, "levels"_a.noconvert(), "table"_a.noconvert(), "out"_a.noconvert(), "planar"_a);
   m.def(
       "advise_large_pages",

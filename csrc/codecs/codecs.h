@@ -44,6 +44,10 @@ Status scan_webp(ByteSource& source, ImageHeader& header);
 Status decode_webp(ByteSource& source, const ImageHeader& header, const Region& region, ConstImage& image);
 std::string webp_version();
 
+// Decodes a whole file of one channel, gray or with a palette, to height rows of width bytes: Pillow's levels or
+// indices. `ok` as decode_other(); `bad_geometry` for another size. Throws std::bad_alloc only.
+Status decode_png_levels(ByteSource& source, std::uint32_t height, std::uint32_t width, std::uint8_t* out);
+
 // Reads a whole file. `ok` means that it holds hardly more than pixels, gray, RGB or RGBA of 8 bits and not interlaced,
 // in chunks of ordinary size with the right checksums. So whatever libpng reads without a warning, decode_png() does.
 Status scan_plain_png(ByteSource& source, ImageHeader& header);

@@ -83,6 +83,7 @@ struct Layout {
   std::uint32_t width = 0, height = 0;
   int bits = 0;  // of a sample
   int channels = 0;
+  bool has_palette = false;
   bool interlaced = false;
 
   std::size_t row_bytes(std::uint32_t pixels) const {
@@ -127,7 +128,7 @@ std::size_t inflated_bytes(const Layout& layout) {
   return bytes;
 }
 
-Status read_layout(ByteSource& source, Layout& layout) {
+Status read_layout(ByteSource& source, Layout& layout, bool takes_palettes = false) {
   Chunk chunk;
   Bytes data;
   if (!read_chunk(source, sizeof kSignature, chunk) || chunk.type != type_of("IHDR") || chunk.size != 13 ||
@@ -141,8 +142,10 @@ Status read_layout(ByteSource& source, Layout& layout) {
     return Status::corrupt;
   }
   layout.interlaced = data.data[12] == 1;
-  layout.channels = color == 0 ? 1 : color == 4 ? 2 : color == 2 ? 3 : color == 6 ? 4 : 0;
-  const bool taken = layout.channels != 0 && (bits == 8 || (color == 0 && (bits == 1 || bits == 2 || bits == 4)));
+  layout.has_palette = color == 3 && takes_palettes;
+  layout.channels = color == 0 || layout.has_palette ? 1 : color == 4 ? 2 : color == 2 ? 3 : color == 6 ? 4 : 0;
+  const bool is_packed = layout.channels == 1 && (bits == 1 || bits == 2 || bits == 4);
+  const bool taken = layout.channels != 0 && (bits == 8 || is_packed);
   return taken && layout.width <= kMostSide && layout.height <= kMostSide ? Status::ok : Status::unsupported;
 }
 
@@ -198,10 +201,14 @@ class Metadata {
                                                                                               : Status::unsupported;
       case type_of("iCCP"): return data.take_string(key) && compressed_opens(data) ? Status::ok : Status::unsupported;
       case type_of("tRNS"): {
-        const std::size_t size = layout_.channels == 3 ? 6 : layout_.channels == 1 ? 2 : 0;
+        const std::size_t size = layout_.channels == 3 ? 6 : layout_.channels == 1 && !layout_.has_palette ? 2 : 0;
         return before_pixels && size != 0 && data.size == size ? Status::ok : Status::unsupported;
       }
-      case type_of("PLTE"): return before_pixels && layout_.channels >= 3 ? Status::ok : Status::unsupported;
+      case type_of("PLTE"): {
+        const bool fits = !layout_.has_palette || (data.size != 0 && data.size <= 768 && data.size % 3 == 0);
+        const bool may_be = layout_.channels >= 3 || layout_.has_palette;
+        return before_pixels && may_be && fits ? Status::ok : Status::unsupported;
+      }
       case type_of("gAMA"): return at_least(data, 4);
       case type_of("cHRM"): return at_least(data, 32);
       case type_of("sRGB"): return at_least(data, 1);
@@ -261,6 +268,12 @@ Status read_encoded(ByteSource& source, Metadata& metadata, std::size_t at, std:
   return Status::ok;
 }
 
+// Of a sound file, bytes.
+std::size_t most_encoded(const Layout& layout) {
+  const std::size_t size = inflated_bytes(layout);
+  return size + size / 64 + kMostUseless;
+}
+
 // zlib's window must reach as far back as any data can refer to; decoders differ in whether they check it.
 bool has_sound_window(const Buffer& encoded, std::size_t size) {
   return encoded.size() >= 2 && (encoded.data()[0] >> 4) <= 7 &&
@@ -297,8 +310,9 @@ void unpack_pass(const std::uint8_t* rows, const Layout& layout, const Pass& pas
   }
 }
 
-Status decode_rows(Buffer& encoded, const Layout& layout, const Region& region, Buffer& rows, Buffer& pixels,
-                   ConstImage& image) {
+// Inflates all rows, and undoes their filters as far as the region goes. Gives each pass's rows to `use(pass, rows)`.
+template <typename Use>
+Status decode_passes(Buffer& encoded, const Layout& layout, const Region& region, Buffer& rows, Use use) {
   const std::size_t size = inflated_bytes(layout);
   if (!has_sound_window(encoded, size)) return Status::unsupported;
   const std::size_t zeros = layout.row_bytes(layout.width) + 1;
@@ -308,10 +322,6 @@ Status decode_rows(Buffer& encoded, const Layout& layout, const Region& region, 
   if (!inflate(encoded.data(), encoded.size(), rows.data() + zeros, size, made) || made != size) {
     return Status::corrupt;
   }
-  image.height = static_cast<int>(region.height);
-  image.width = static_cast<int>(region.width);
-  const bool is_rgb = layout.channels == 3 && !layout.interlaced;
-  if (!is_rgb) pixels.resize(std::size_t{3} * region.width * region.height);
   std::uint8_t* at = rows.data() + zeros;
   for (const Pass& pass : passes_of(layout)) {
     const std::size_t row_bytes = layout.row_bytes(pass.columns(layout));
@@ -319,14 +329,28 @@ Status decode_rows(Buffer& encoded, const Layout& layout, const Region& region, 
     if (!unfilter_rows(at, rows.data(), row_bytes, pass.rows(layout), used, layout.pixel_bytes())) {
       return Status::corrupt;
     }
-    if (!is_rgb) unpack_pass(at, layout, pass, region, pixels.data());
+    use(pass, at);
     at += (row_bytes + 1) * pass.rows(layout);
   }
+  return Status::ok;
+}
+
+Status decode_rows(Buffer& encoded, const Layout& layout, const Region& region, Buffer& rows, Buffer& pixels,
+                   ConstImage& image) {
+  const bool is_rgb = layout.channels == 3 && !layout.interlaced;
+  if (!is_rgb) pixels.resize(std::size_t{3} * region.width * region.height);
+  const Status status = decode_passes(encoded, layout, region, rows, [&](const Pass& pass, const std::uint8_t* at) {
+    if (!is_rgb) unpack_pass(at, layout, pass, region, pixels.data());
+  });
+  if (status != Status::ok) return status;
+  image.height = static_cast<int>(region.height);
+  image.width = static_cast<int>(region.width);
   image.data = pixels.data();
   image.stride = std::ptrdiff_t{3} * image.width;
   if (is_rgb) {
-    image.stride = static_cast<std::ptrdiff_t>(zeros);
-    image.data = rows.data() + zeros * (std::size_t{region.top} + 1) + 1 + std::size_t{3} * region.left;
+    const std::size_t stride = layout.row_bytes(layout.width) + 1;  // of the zeros before them, too
+    image.stride = static_cast<std::ptrdiff_t>(stride);
+    image.data = rows.data() + stride * (std::size_t{region.top} + 1) + 1 + std::size_t{3} * region.left;
   }
   return Status::ok;
 }
@@ -390,10 +414,38 @@ Status decode_png(ByteSource& source, const ImageHeader& header, const Region& r
   if (layout.width != header.width || layout.height != header.height) return Status::corrupt;
   for (Buffer* const buffer : {&encoded, &rows, &pixels}) buffer->shrink(kKeptCodecBytes);
   Metadata metadata(layout);
-  const std::size_t size = inflated_bytes(layout);
-  status = read_encoded(source, metadata, header.scan_at, size + size / 64 + kMostUseless, encoded);
+  status = read_encoded(source, metadata, header.scan_at, most_encoded(layout), encoded);
   if (status != Status::ok) return status;
   return source.stopped() ? Status::cancelled : decode_rows(encoded, layout, region, rows, pixels, image);
+}
+
+Status decode_png_levels(ByteSource& source, std::uint32_t height, std::uint32_t width, std::uint8_t* out) {
+  static thread_local Buffer encoded, rows;
+  const Span start = source.at(0, sizeof kSignature);
+  if (start.size < sizeof kSignature || std::memcmp(start.data, kSignature, sizeof kSignature) != 0) {
+    return source.failure_or(Status::not_jpeg);
+  }
+  Layout layout;
+  Status status = read_layout(source, layout, true);
+  if (status != Status::ok) return status;
+  if (layout.channels != 1) return Status::unsupported;
+  if (layout.width != width || layout.height != height) return Status::bad_geometry;
+  for (Buffer* const buffer : {&encoded, &rows}) buffer->shrink(kKeptCodecBytes);
+  Metadata metadata(layout);
+  std::size_t at = sizeof kSignature + 25;
+  status = skip_metadata(source, metadata, type_of("IDAT"), at);
+  if (status == Status::ok) status = read_encoded(source, metadata, at, most_encoded(layout), encoded);
+  if (status != Status::ok) return status;
+  const unsigned scale = layout.has_palette ? 1 : 255 / ((1u << layout.bits) - 1);
+  const auto use = [&](const Pass& pass, const std::uint8_t* rows_of_pass) {
+    const std::uint32_t columns = pass.columns(layout);
+    const std::size_t stride = layout.row_bytes(columns) + 1;
+    for (std::uint32_t y = 0; y < pass.rows(layout); ++y) {
+      std::uint8_t* const to = out + std::size_t{pass.top + y * pass.down_step} * width + pass.left;
+      unpack_levels(rows_of_pass + y * stride + 1, layout.bits, columns, scale, to, pass.right_step);
+    }
+  };
+  return decode_passes(encoded, layout, {0, 0, height, width}, rows, use);
 }
 
 }  // namespace fastload

@@ -101,6 +101,20 @@ void unfilter(int filter, std::uint8_t* row, const std::uint8_t* above, std::siz
   unfilter_bytes(filter, row, above, bytes, static_cast<std::size_t>(pixel_bytes));
 }
 
+void unpack_levels(const std::uint8_t* row, int bits, std::size_t count, unsigned scale, std::uint8_t* levels,
+                   std::size_t step) {
+  if (bits == 8 && step == 1) {
+    std::memcpy(levels, row, count);
+    return;
+  }
+  const auto width = static_cast<std::size_t>(bits);
+  const unsigned most = (1u << bits) - 1;
+  for (std::size_t i = 0; i < count; ++i, levels += step) {
+    const unsigned level = row[i * width / 8] >> (8 - width - i * width % 8) & most;
+    *levels = static_cast<std::uint8_t>(level * scale);
+  }
+}
+
 void unpack(const std::uint8_t* row, int bits, int channels, std::size_t first, std::size_t count, std::uint8_t* rgb,
             std::size_t step) {
   const auto each = static_cast<std::size_t>(channels);

@@ -16,5 +16,8 @@ void unfilter(int filter, std::uint8_t* row, const std::uint8_t* above, std::siz
 // there are 1 (gray), 2 (gray and alpha), 3 (RGB) or 4 (and alpha). Pixels are written `step` bytes apart.
 void unpack(const std::uint8_t* row, int bits, int channels, std::size_t first, std::size_t count, std::uint8_t* rgb,
             std::size_t step = 3);
+// The same of one channel: a byte for each pixel, `scale` times what is stored.
+void unpack_levels(const std::uint8_t* row, int bits, std::size_t count, unsigned scale, std::uint8_t* levels,
+                   std::size_t step);
 
 }  // namespace fastload

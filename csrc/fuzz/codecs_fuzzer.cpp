@@ -79,6 +79,20 @@ void run(const std::uint8_t* data, std::size_t size, const std::uint8_t* control
   }
 }
 
+// The levels or indices of a file that may be a PNG file of one channel, in memory of the size that it says.
+void run_levels(const std::vector<std::uint8_t>& file) {
+  if (file.size() < 24) return;
+  const auto big_endian = [&file](std::size_t at) {
+    return std::uint32_t{file[at]} << 24 | std::uint32_t{file[at + 1]} << 16 | std::uint32_t{file[at + 2]} << 8 |
+           file[at + 3];
+  };
+  const std::uint32_t width = big_endian(16), height = big_endian(20);
+  if (std::uint64_t{width} * height > kMaxPixels) return;
+  std::vector<std::uint8_t> levels(std::size_t{width} * height);
+  ByteSource source(file.data(), file.size());
+  decode_png_levels(source, height, width, levels.data());
+}
+
 // A zlib stream of one block that is not compressed.
 std::vector<std::uint8_t> stored(const std::vector<std::uint8_t>& rows) {
   const std::size_t size = rows.size();
@@ -177,6 +191,7 @@ extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size
   const std::uint8_t* const control = data + size - kControlBytes;
   const std::vector<std::uint8_t> file(data, control);  // so that reads behind its end are seen
   run(file.data(), file.size(), control);
+  run_levels(file);
   run_rows(file.data(), file.size(), control);
   run_stream(file, control[4]);
   return 0;

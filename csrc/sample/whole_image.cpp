@@ -74,8 +74,6 @@ bool read_jpeg(ByteSource& source, const WholeImage& image, std::uint8_t* out) {
 void copy_row(const std::uint8_t* rgb, PixelBytes bytes, std::uint32_t width, std::uint8_t* out) {
   if (bytes == PixelBytes::rgb) {
     std::memcpy(out, rgb, std::size_t{3} * width);
-  } else if (bytes == PixelBytes::luma) {  // the three are the same
-    for (std::uint32_t x = 0; x < width; ++x) out[x] = rgb[std::size_t{3} * x];
   } else {
     for (const std::uint8_t* const end = rgb + std::size_t{3} * width; rgb != end; rgb += 3, out += 3) {
       out[0] = rgb[2];
@@ -87,6 +85,7 @@ void copy_row(const std::uint8_t* rgb, PixelBytes bytes, std::uint32_t width, st
 
 bool read_png(ByteSource& source, const WholeImage& image, std::uint8_t* out) {
   const std::uint32_t width = image.header.width, height = image.header.height;
+  if (image.bytes == PixelBytes::luma) return decode_png_levels(source, height, width, out) == Status::ok;
   ConstImage rgb;
   if (decode_png(source, image.header, {0, 0, height, width}, rgb) != Status::ok) return false;
   for (int y = 0; y < rgb.height; ++y, out += image.row_bytes()) copy_row(rgb.row(y), image.bytes, width, out);

@@ -17,6 +17,7 @@ from PIL.PngImagePlugin import PngImageFile
 from PIL.WebPImagePlugin import WebPImageFile
 
 from fastload import _core
+from fastload.lazy.masks import Indices, PendingMask
 from fastload.lazy.pixels import File, Levels, Pending, Unread
 from fastload.stats.stack_sampler import register_codec
 
@@ -37,6 +38,8 @@ ROOM: Final = 1 << 20
 _FILES: Final = (io.BufferedReader, io.BytesIO)
 _CONVERTED: Final = ("1", "L", "LA", "RGBA")
 """Modes whose conversion to RGB the core decodes."""
+_MASKS: Final = ("L", "P")
+"""Modes that the core decodes of PNG files, too."""
 _WEBP: Final = "_webp_bytes"
 """The attribute of an unread WebP image that has its file's bytes, of which Pillow keeps a copy."""
 
@@ -49,9 +52,12 @@ def is_bomb(width: int, height: int) -> bool:
 
 def note(image: Any, pillow: ByPillow) -> None:
     """Give a file's image pending pixels, as if Pillow had loaded it; else leave it."""
-    if image._im is not None or image.mode != "RGB":
+    if image._im is not None or image.mode not in ("RGB", *_MASKS):
         return
-    if type(image) is JpegImageFile:
+    if image.mode in _MASKS:
+        if type(image) is PngImageFile:
+            _note_mask(image, pillow)
+    elif type(image) is JpegImageFile:
         _note_jpeg(image, pillow)
     elif (made := _decoded(image, pillow)) is not None:
         _, pixels = made
@@ -106,6 +112,21 @@ def _note_jpeg(image: Any, pillow: ByPillow) -> None:
     _load(image, Pending(File(data, image.size, pillow), (0, 0, *image.size)))
 
 
+def _note_mask(image: Any, pillow: ByPillow) -> None:
+    if pillow.differs or (image.mode == "P") != bool(image.palette) or (data := _png(image)) is None:
+        return
+    try:
+        levels = np.empty((image.height, image.width, 1), np.uint8)
+    except MemoryError:
+        return
+    if not _core.decode_levels(data, levels):
+        return
+    levels = pillow.compared(PngImageFile, data, levels)
+    _load(image, Image.new(image.mode, (1, 1)).im)  # which gets the palette
+    one = image._im.crop((0, 0, 1, 1))  # of memory as large as the file's image, which some versions of Pillow make
+    image._im = PendingMask(Indices(levels, pillow), (0, 0, *image.size), one=one)
+
+
 def _read(image: Any) -> bytes | None:
     """Read an image's whole file, which stays at its position.
 
@@ -155,7 +176,7 @@ def _chunk(data: bytes, at: int, end: int) -> int:
     return at
 
 
-def _load(image: Any, pixels: Pending | Unread) -> None:
+def _load(image: Any, pixels: Any) -> None:
     """Do what ``load`` does, with pixels that need not be decoded."""
     image._im = pixels
     if type(image) is WebPImageFile:

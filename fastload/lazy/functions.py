@@ -39,6 +39,9 @@ _ENHANCERS: Final[dict[type, str]] = {
     ImageEnhance.Sharpness: "sharpness",
 }
 
+MARGIN_MAX: Final = 1 << 20
+"""The widest border that is pending, pixels."""
+
 
 def _hue(hue_factor: Any) -> Node | None:
     if type(hue_factor) not in (int, float) or not -0.5 <= hue_factor <= 0.5:
@@ -60,9 +63,18 @@ def _grayscale(num_output_channels: Any) -> Node | None:
     return ("grayscale", {}) if type(num_output_channels) is int and num_output_channels == 3 else None
 
 
+def _pad(border: Any = 0, fill: Any = 0) -> Node | None:
+    sides = border if type(border) is tuple else (border,)
+    if len(sides) not in (1, 2, 4) or not all(type(side) is int and 0 <= side <= MARGIN_MAX for side in sides):
+        return None
+    left, top, right, bottom = sides * (4 // len(sides))
+    return "pad", {"margins": (top, left, bottom, right), "fill": fill}
+
+
 _FUNCTIONS: Final[tuple[tuple[Any, str, Callable[..., Node | None]], ...]] = (
     (ImageOps, "autocontrast", lambda: ("autocontrast", {})),
     (ImageOps, "equalize", lambda: ("equalize", {})),
+    (ImageOps, "expand", _pad),
     (ImageOps, "invert", lambda: ("invert", {})),
     (ImageOps, "posterize", _posterize),
     (ImageOps, "solarize", _solarize),

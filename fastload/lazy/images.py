@@ -26,7 +26,8 @@ from PIL.PngImagePlugin import PngImageFile
 from PIL.WebPImagePlugin import WebPImageFile
 
 from fastload.lazy.files import KINDS, converted, drop_webp, is_bomb, note, open_webp
-from fastload.lazy.pixels import COMPARED, ByPillow, Levels, Pending, Unread
+from fastload.lazy.masks import PendingMask, on_one, with_border
+from fastload.lazy.pixels import COMPARED, Border, ByPillow, Levels, Pending, Unread
 from fastload.pipeline.installed.decodes import calibrate
 from fastload.pipeline.installed.patches import imported, is_written_in
 from fastload.pipeline.nodes import FILTERS, SAMPLINGS
@@ -57,6 +58,7 @@ RADIUS_MAX: Final = 1000.0
 """The largest radius of a blur that is pending, pixels."""
 
 
+_PENDING: Final = (Pending, PendingMask)
 _NO_STEPS: Final = ("CACHE", "EXTENDED_ARG", "PRECALL")
 """Instructions that only belong to others."""
 
@@ -112,10 +114,19 @@ def _load(self: Image.Image) -> Any:
 
 def _is_needless(image: Any) -> bool:
     """Whether a method of Pillow's or a statement loads pending pixels, without using the result."""
-    if type(image._im) is not Pending:
+    if type(image._im) not in _PENDING:
         return False
     frame = sys._getframe(2)
-    return frame.f_globals is vars(Image) or _drops_result(frame.f_code, frame.f_lasti)
+    if frame.f_globals is not vars(Image) and not _drops_result(frame.f_code, frame.f_lasti):
+        return False
+    _settle_palette(image)
+    return True
+
+
+def _settle_palette(image: Any) -> None:
+    """Do what ``load`` does to the palette of an image with pending pixels."""
+    if image.palette and image.palette.dirty:
+        on_one(image, image._im, _known.originals["load"])
 
 
 @functools.lru_cache(64)
@@ -132,7 +143,7 @@ def _drops_result(code: CodeType, at: int) -> bool:
 
 def _core_image(image: Any) -> Any:
     im = image._im
-    if type(im) in (Pending, Unread):
+    if type(im) in (*_PENDING, Unread):
         image._im = im = im.core()
         return im
     return _known.originals["im"].fget(image)
@@ -150,14 +161,23 @@ def _pending(image: Image.Image) -> Pending | None:
     if type(image) in KINDS:
         note(image, _pillow)
     im: Any = image._im
-    return im if type(im) is Pending else None
+    if type(im) not in _PENDING:
+        return None
+    _settle_palette(image)
+    return cast("Pending", image._im)
+
+
+def _pending_colors(image: Image.Image) -> Pending | None:
+    """The same, but of no mask."""
+    pending = _pending(image)
+    return pending if type(pending) is Pending else None
 
 
 def pending_of(image: Any, side_min: int) -> Pending | None:
     """An image's pending pixels; ``None`` without, or with a side below ``side_min``."""
     if type(image) not in (Image.Image, *KINDS) or min(image.size) < side_min:
         return None
-    return _pending(image)
+    return _pending_colors(image)
 
 
 def levels_of(image: Any, bytes_min: int, side_min: int) -> Pending | None:
@@ -190,7 +210,7 @@ def _copy(self: Image.Image) -> Image.Image:
 def _convert(self: Image.Image, mode: str | None = None, *arguments: Any, **rest: Any) -> Image.Image:
     pending = None
     if type(mode) is str and mode == "RGB" and not arguments and not rest:
-        pending = _pending(self) or converted(self, _pillow)
+        pending = converted(self, _pillow) or _pending_colors(self)
     return (
         _known.originals["convert"](self, mode, *arguments, **rest)
         if pending is None
@@ -216,6 +236,8 @@ def _resize(
     pending = resized = None
     plain = box is None and reducing_gap is None and type(size) in (tuple, list) and len(size) == 2
     name = _NAMES.get(3 if resample is None else resample) if resample is None or isinstance(resample, int) else None
+    if self.mode == "P" and name is not None:
+        name = "nearest"
     if plain and name in _known.filters and all(type(side) is int and side > 0 for side in size):
         width, height = size
         if (width, height) != self.size and width * height <= TARGET_MAX:
@@ -278,7 +300,12 @@ def _changed(image: Any, kind: str, fields: dict[str, Any]) -> Image.Image | Non
     pending = _pending_for(kind, image)
     if pending is None:
         return None
-    result: Image.Image = image._new(cast("Any", pending.changed(kind, fields)))
+    changed = _bordered(pending, **fields) if kind == "pad" else pending.changed(kind, fields)
+    if changed is None or math.prod(changed.size) > TARGET_MAX:
+        return None
+    if isinstance(changed, PendingMask):
+        return with_border(image, changed, fields["fill"])
+    result: Image.Image = image._new(cast("Any", changed))
     if not _known.keeps_info[kind]:
         result.info = {}
     return result
@@ -288,7 +315,18 @@ def _pending_for(kind: str, image: Any) -> Pending | None:
     """An image's pending pixels, if a kind of step on them is exact."""
     if kind not in _known.keeps_info or not isinstance(image, Image.Image):
         return None
-    return None if "transparency" in image.info else _pending(image)  # which Pillow converts, too
+    if "transparency" in image.info:  # which Pillow converts, too
+        return None
+    return _pending(image) if kind == "pad" else _pending_colors(image)
+
+
+def _bordered(pending: Pending, margins: tuple[int, int, int, int], fill: Any) -> Pending | None:
+    """Put a border around pending pixels; ``None`` if that is Pillow's."""
+    if type(pending) is Pending and type(fill) is int and fill == 0:
+        fill = (0,) * pending.channels
+    values = fill if type(fill) is tuple and pending.channels > 1 else (fill,)
+    plain = len(values) == pending.channels and all(type(each) is int and 0 <= each <= 255 for each in values)
+    return pending.bordered(Border(margins, fill)) if plain else None
 
 
 def _as_it_is(image: Any, kind: str) -> Image.Image | None:
@@ -307,6 +345,20 @@ def _tobytes(self: Image.Image, encoder_name: str = "raw", *arguments: Any) -> b
     if pending is None:
         return cast("bytes", _known.originals["tobytes"](self, encoder_name, *arguments))
     return pending.tobytes()
+
+
+def _getpalette(self: Image.Image, rawmode: str | None = "RGB") -> Any:
+    _pending(self)
+    return _with_palette("getpalette", self, rawmode)
+
+
+def _putpalette(self: Image.Image, data: Any, rawmode: str = "RGB") -> None:
+    _with_palette("putpalette", self, data, rawmode)
+
+
+def _with_palette(name: str, image: Image.Image, *arguments: Any) -> Any:
+    method, im = _known.originals[name], cast("Any", image._im)
+    return on_one(image, im, method, *arguments) if type(im) is PendingMask else method(image, *arguments)
 
 
 def _opening(name: str) -> Any:
@@ -352,6 +404,8 @@ _METHODS: Final[dict[str, tuple[type, str, Any]]] = {
     "transpose": (Image.Image, "transpose", _transpose),
     "transform": (Image.Image, "transform", _transform),
     "filter": (Image.Image, "filter", _filter),
+    "getpalette": (Image.Image, "getpalette", _getpalette),
+    "putpalette": (Image.Image, "putpalette", _putpalette),
 }
 for _cls, _attribute, _method in _METHODS.values():
     if callable(_method):
@@ -365,6 +419,10 @@ _EXAMPLES: Final[tuple[Node, ...]] = (
     *(("posterize", {"value": float(value)}) for value in range(1, 9)),
     *(("solarize", {"value": float(value)}) for value in (0, 1, 100, 255, 256)),
     *(("gaussian_blur", {"radii": radii}) for radii in ((0.1, 0.1), (0.7, 2.0), (1.3, 1.3), (11.0, 3.5))),
+    *(
+        ("pad", {"margins": margins, "mode": "constant", "fill": (3, 200, 90)})
+        for margins in ((0, 0, 0, 0), (1, 2, 3, 4))
+    ),
     *((kind, {}) for kind in ("grayscale", "invert", "autocontrast", "equalize", "flip_horizontal", "flip_vertical")),
     *(
         ("affine", {"matrix": matrix, "sampling": sampling, "fill": (3, 200, 90)})

@@ -69,13 +69,13 @@ class ByPillow(Library):
 
     Attributes:
         load: An image's ``load`` as it is without lazy images.
-        decodes: How many whole files of each class were compared.
+        decodes: How many whole files of each class were compared, by channels.
         resize: ``Image.resize`` as it is without lazy images.
     """
 
     name: ClassVar = "Pillow"
     load: Callable[[Any], Any]
-    decodes: Counter[type] = field(default_factory=Counter)
+    decodes: Counter[tuple[type, int]] = field(default_factory=Counter)
     resize: Callable[..., Any] = Image.Image.resize
 
     def make(self, pending: Pending) -> NDArray[np.uint8]:  # noqa: D102
@@ -88,11 +88,13 @@ class ByPillow(Library):
             return image.im
 
     def compared(self, kind: type, data: bytes, pixels: NDArray[np.uint8]) -> NDArray[np.uint8]:
-        """Compare the first files' pixels as RGB with Pillow's, and return these if they differ."""
-        if self.decodes[kind] == COMPARED:
+        """Compare the first files' pixels with Pillow's, as RGB unless of one channel; return these if they differ."""
+        channels = pixels.shape[2]
+        if self.decodes[kind, channels] == COMPARED:
             return pixels
-        self.decodes[kind] += 1
-        return self.agreed(pixels, np.array(Image.Image()._new(self.decoded(kind, data)).convert("RGB")))
+        self.decodes[kind, channels] += 1
+        image = Image.Image()._new(self.decoded(kind, data))
+        return self.agreed(pixels, np.array(image if channels == 1 else image.convert("RGB")).reshape(pixels.shape))
 
 
 class File:
@@ -137,17 +139,20 @@ class File:
         """Make a part natively; ``None`` if the core does not decode this file."""
         self._parts += 1
         if self._whole is None and self._parts <= PARTS_MAX:
-            pixels = self._decoded(pending, out)
+            pixels = self._decoded(pending, None if pending.border else out)
         else:
             if self._whole is None:
                 self._whole = self._decoded(Pending(self, (0, 0, *self.size)))
             pixels = None if self._whole is None else pending.of(self._whole)
-        if pixels is not None and pending.steps and not _core.apply_steps(pending.steps, pixels, pixels):
-            return None
-        return pixels
+        steps = pending.all_steps
+        if pixels is None or not steps:
+            return pixels
+        width, height = pending.size
+        made = pixels if pending.border is None else np.empty((height, width, 3), np.uint8) if out is None else out
+        return made if _core.apply_steps(steps, pixels, made) else None
 
     def _decoded(self, pending: Pending, out: NDArray[np.uint8] | None = None) -> NDArray[np.uint8] | None:
-        width, height = pending.size
+        width, height = pending.inner_size
         pixels = np.empty((height, width, 3), np.uint8) if out is None else out
         geometry, rule = pending.geometry(), self.pass_rule
         status, *_ = _core.decode(self.data, pixels[None], geometry, filter=pending.filter, pass_rule=rule)
@@ -175,7 +180,7 @@ class Levels(File):
         self._whole = pixels
 
     def part(self, pending: Pending, out: NDArray[np.uint8] | None = None) -> NDArray[np.uint8]:  # noqa: D102
-        if pending.target is not None or pending.steps:
+        if pending.target is not None or pending.all_steps:
             return super().part(pending, out)
         return self._whole if pending.is_whole else pending.of(self._whole)
 
@@ -202,6 +207,30 @@ class Unread:
         return self.pillow.decoded(self.kind, self.data)
 
 
+@dataclass(frozen=True, slots=True)
+class Border:
+    """One color around an image.
+
+    Attributes:
+        margins: How many pixels at the top, left, bottom and right.
+        fill: The color, or a mask's level.
+    """
+
+    margins: tuple[int, int, int, int]
+    fill: tuple[int, int, int] | int
+
+    @property
+    def step(self) -> Node:
+        """What does it, for ``_core.apply_steps``."""
+        return "pad", {"margins": self.margins, "mode": "constant", "fill": self.fill}
+
+    def turned(self, method: int) -> Border:
+        """Flip it."""
+        top, left, bottom, right = self.margins
+        is_mirrored = method == Image.Transpose.FLIP_LEFT_RIGHT
+        return replace(self, margins=(top, right, bottom, left) if is_mirrored else (bottom, left, top, right))
+
+
 @dataclass(slots=True)
 class Pending:
     """Stands for the pixels of an image until they are used.
@@ -214,6 +243,7 @@ class Pending:
         window: The part of the resized image; the whole of it if ``None``.
         mirrored: Whether to flip the result horizontally.
         flipped: Whether to flip it vertically.
+        border: What to put around that; ``None`` if nothing.
         steps: What to do then, for ``_core.apply_steps``. Keeps the size.
     """
 
@@ -224,18 +254,34 @@ class Pending:
     window: tuple[int, int, int, int] | None = None
     mirrored: bool = False
     flipped: bool = False
+    border: Border | None = None
     steps: tuple[Node, ...] = ()
     _pixels: NDArray[np.uint8] | None = field(default=None, init=False)
     _gave_bytes: bool = field(default=False, init=False)
 
     mode: ClassVar = "RGB"
+    channels: ClassVar = 3
     readonly: ClassVar = 0
 
     @property
     def size(self) -> tuple[int, int]:
         """Width and height, pixels."""
+        width, height = self.inner_size
+        if self.border is not None:
+            top, left, bottom, right = self.border.margins
+            width, height = left + width + right, top + height + bottom
+        return width, height
+
+    @property
+    def inner_size(self) -> tuple[int, int]:
+        """Width and height within the border, pixels."""
         left, top, right, bottom = self._area()
         return right - left, bottom - top
+
+    @property
+    def all_steps(self) -> tuple[Node, ...]:
+        """The border as a step, and the steps."""
+        return self.steps if self.border is None else (self.border.step, *self.steps)
 
     def _area(self) -> tuple[int, int, int, int]:
         if self.window is not None:
@@ -245,13 +291,23 @@ class Pending:
     @property
     def is_whole(self) -> bool:
         """Whether it is the file's image, unchanged."""
-        turned = self.mirrored or self.flipped or bool(self.steps)
+        turned = self.mirrored or self.flipped or bool(self.all_steps)
         return self.box == (0, 0, *self.file.size) and self.target is None and self.window is None and not turned
 
     @property
     def is_trusted(self) -> bool:
         """Whether its pixels need no more comparing."""
-        return self.file.is_trusted or (self.file.is_decoded and not self.steps)
+        return self.file.is_trusted or (self.file.is_decoded and not self.all_steps)
+
+    @property
+    def is_small(self) -> bool:
+        """Whether it takes much less than the file's pixels, all of which are kept with it."""
+        return self.file.is_decoded and 2 * math.prod(self.size) < math.prod(self.file.size)
+
+    @property
+    def is_only_cropped(self) -> bool:
+        """Whether nothing else was done to the file's image."""
+        return self.target is None and not (self.mirrored or self.flipped or self.all_steps)
 
     def made(self) -> Pending:
         """Return the same pixels by themselves, made."""
@@ -261,6 +317,8 @@ class Pending:
         """Crop to a box within the image; ``None`` if it is too late for that."""
         if self.steps:
             return None
+        if self.border is not None:
+            return self._cropped_with_border(self.border, box)
         width, height = self.size
         left, top, right, bottom = box
         if self.mirrored:
@@ -270,15 +328,36 @@ class Pending:
         x, y, *_ = self._area()
         area = x + left, y + top, x + right, y + bottom
         made = replace(self, box=area) if self.target is None else replace(self, window=area)
-        is_small = self.file.is_decoded and 2 * math.prod(made.size) < math.prod(self.file.size)
-        return made.made() if is_small else made  # all the file's pixels are kept with it
+        return made.made() if made.is_small else made
+
+    def _cropped_with_border(self, border: Border, box: tuple[int, int, int, int]) -> Pending | None:
+        above, before, _, _ = border.margins
+        width, height = self.inner_size
+        left, top, right, bottom = (at - by for at, by in zip(box, (before, above) * 2, strict=True))
+        inside = max(left, 0), max(top, 0), min(right, width), min(bottom, height)
+        if inside[0] >= inside[2] or inside[1] >= inside[3]:
+            return None
+        margins = inside[1] - top, inside[0] - left, bottom - inside[3], right - inside[2]
+        made = replace(self, border=None).cropped(inside)
+        return made and made.bordered(replace(border, margins=margins))
+
+    def bordered(self, border: Border) -> Pending | None:
+        """Put a border around; ``None`` if it is too late for that."""
+        if not any(border.margins):
+            return self
+        if self.border is not None:
+            if self.border.fill != border.fill:
+                return None
+            margins: Any = tuple(map(sum, zip(self.border.margins, border.margins, strict=True)))
+            border = replace(border, margins=margins)
+        return None if self.steps else replace(self, border=border)
 
     def resized(self, size: tuple[int, int], name: str) -> Pending | None:
         """Resize; ``None`` if the core cannot do it in the same pass.
 
         Pixels that are made are resized at once, so that an image that is kept takes no more than Pillow's.
         """
-        is_first = self.target is None and not (self.mirrored or self.flipped or self.steps)
+        is_first = self.is_only_cropped
         if self.file.is_decoded:
             return replace(self if is_first else self.made(), target=size, filter=name).made()
         return replace(self, target=size, filter=name) if is_first else None
@@ -287,12 +366,14 @@ class Pending:
         """Flip; ``None`` if the method is no flip, or it is too late for that."""
         if self.steps:
             return None
+        border = self.border and self.border.turned(method)
         if method == Image.Transpose.FLIP_LEFT_RIGHT:
-            return replace(self, mirrored=not self.mirrored)
-        return replace(self, flipped=not self.flipped) if method == Image.Transpose.FLIP_TOP_BOTTOM else None
+            return replace(self, mirrored=not self.mirrored, border=border)
+        is_flip = method == Image.Transpose.FLIP_TOP_BOTTOM
+        return replace(self, flipped=not self.flipped, border=border) if is_flip else None
 
     def changed(self, kind: str, fields: dict[str, Any]) -> Pending:
-        """Add a step."""
+        """Add a step that keeps the size."""
         return replace(self, steps=(*self.steps, (kind, fields)))
 
     def pixels(self) -> NDArray[np.uint8]:
@@ -310,8 +391,8 @@ class Pending:
             return self.pixels().tobytes()
         self._gave_bytes = True
         width, height = self.size
-        made, room = _core.unfilled_bytes(3 * width * height)
-        out = room.reshape(height, width, 3)
+        made, room = _core.unfilled_bytes(self.channels * width * height)
+        out = room.reshape(height, width, self.channels)
         pixels = self.file.part(self, out)
         return made if pixels is out else pixels.tobytes()
 
@@ -324,13 +405,13 @@ class Pending:
         width, height = self.file.size
         levels = (height, width) if self.file.is_decoded else None
         library = self.file.library.name
-        return _core.ImageProgram(self.file.data, self.geometry(), self.filter, self.steps, levels, library)
+        return _core.ImageProgram(self.file.data, self.geometry(), self.filter, self.all_steps, levels, library)
 
     def fields(self) -> tuple[Any, ...]:
         """What :class:`Pending` was made of, the file aside."""
         return (
             *(self.box, self.target, self.filter, self.window),
-            *(self.mirrored, self.flipped, self.steps),
+            *(self.mirrored, self.flipped, self.border, self.steps),
         )
 
     def geometry(self) -> tuple[int, ...]:
@@ -338,21 +419,29 @@ class Pending:
         left, top, right, bottom = self.box
         width, height = self.target or (right - left, bottom - top)
         x, y, *_ = self.window or (0, 0)
-        columns, rows = self.size
+        columns, rows = self.inner_size
         crop = top, left, bottom - top, right - left
         return (*crop, height, width, y, x, rows, columns, self.mirrored, self.flipped)
 
-    def of(self, whole: NDArray[np.uint8]) -> NDArray[np.uint8]:
-        """Do the same to the whole image's pixels, ``(H, W, 3)``, but for the steps."""
+    def of(self, whole: NDArray[np.uint8], out: NDArray[np.uint8] | None = None) -> NDArray[np.uint8]:
+        """Do the same to the whole image's pixels, ``(H, W, C)``, but for border and steps.
+
+        Args:
+            whole: The pixels.
+            out: Where to; it is returned then.
+        """
         left, top, right, bottom = self.box
         pixels = whole[top:bottom, left:right]
-        if self.target is not None:
-            width, height = self.target
-            out = np.empty((height, width, 3), np.uint8)
-            _core.resize(pixels, out, self.filter, self.file.pass_rule)
-            left, top, right, bottom = self._area()
-            pixels = out[top:bottom, left:right]
-        return pixels[:: -1 if self.flipped else 1, :: -1 if self.mirrored else 1].copy()
+        columns, rows = self.inner_size
+        made = np.empty((rows, columns, self.channels), np.uint8) if out is None else out
+        if self.target is None:
+            made[:] = pixels[:: -1 if self.flipped else 1, :: -1 if self.mirrored else 1]
+            return made
+        width, height = self.target
+        x, y, *_ = self.window or (0, 0)
+        rule = self.file.pass_rule
+        _core.resize(pixels, made, self.filter, rule, (height, width), (y, x), self.mirrored, self.flipped)
+        return made
 
     def by_pillow(self, whole: Any, resize: Callable[..., Any]) -> NDArray[np.uint8]:
         """Do the same to the whole core image by Pillow, if it has the filter."""
@@ -370,13 +459,13 @@ class Pending:
         return self.stepped(np.array(Image.Image()._new(core)))
 
     def stepped(self, pixels: NDArray[np.uint8]) -> NDArray[np.uint8]:
-        """Do the steps by Pillow to pixels that are made so far."""
-        if not self.steps:
+        """Do border and steps by Pillow to pixels that are made so far."""
+        if not self.all_steps:
             return pixels
         from fastload.pipeline.installed.steps import REFERENCES  # imports torchvision, which made the steps
 
         image = Image.fromarray(pixels)
-        for kind, fields in self.steps:
+        for kind, fields in self.all_steps:
             image = REFERENCES[kind](image, **fields)
         return np.array(image)
 

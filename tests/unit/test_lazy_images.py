@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import functools
 import io
+import itertools
 import pickle
 import random
 import re
@@ -36,6 +37,7 @@ from fastload import _core
 from fastload.lazy import files as lazy_files
 from fastload.lazy import functions as lazy_functions
 from fastload.lazy import images as lazy_images
+from fastload.lazy.masks import PendingMask
 from fastload.lazy.pixels import COMPARED, File, Pending, Unread
 from fastload.pipeline.installed import decodes as calibration
 from fastload.pipeline.installed import steps as step_calibration
@@ -86,16 +88,29 @@ CONVERTED = {
     "lossless alpha webp": saved(12, "WEBP", "RGBA", lossless=True),
 }
 """Those that it decodes as RGB."""
+PALETTE = {count: chunk(b"PLTE", bytes(range(7, 7 + 3 * count))) for count in (2, 4, 16)}
+MASKS = {
+    "palette png": saved(19, "PNG", "P"),
+    "small palette png": png(20, 1, 4, color=3, before=PALETTE[16], pieces=2, after=TEXTS["after"]),
+    "interlaced palette png": png(21, 1, 2, color=3, before=PALETTE[4], interlace=True),
+    "palette of two png": png(22, 1, 1, color=3, before=PALETTE[2]),
+    "palette too short": png(23, 1, 8, color=3, before=PALETTE[16]),
+    "gray mask": png(24, 1, color=0, **TEXTS),
+    "gray mask of four bits": png(25, 1, 4, color=0, interlace=True),
+}
+"""Those whose levels or indices it decodes."""
 OTHERS = {
     "transparent gray png": png(13, 1, color=0, before=chunk(b"tRNS", b"\0\7")),
     "16 bits png": png(14, 3, 16),
     "16 bits gray png": png(15, 1, 16, color=0),
-    "palette png": saved(16, "PNG", "P", transparency=3),
+    "transparent palette png": saved(16, "PNG", "P", transparency=3),
+    "palette of odd size": png(26, 1, 2, color=3, before=chunk(b"PLTE", bytes(7))),
+    "no palette": png(28, 1, 2, color=3),
     "animated png": saved(17, "PNG", save_all=True, append_images=[Image.new("RGB", (60, 50))]),
     "animated webp": saved(18, "WEBP", save_all=True, append_images=[Image.new("RGB", (60, 50))]),
 }
 """Those that Pillow decodes."""
-ALL = {**FILES, **DECODED, **CONVERTED, **OTHERS}
+ALL = {**FILES, **DECODED, **CONVERTED, **MASKS, **OTHERS}
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -113,7 +128,8 @@ def end():
 def lazily(function, data, checks=0):
     assert lazy_images.install()
     lazy_images._pillow.comparisons = checks
-    lazy_images._pillow.decodes.update(dict.fromkeys(lazy_files.KINDS, COMPARED - checks))
+    compared = itertools.product(lazy_files.KINDS, (1, 3))
+    lazy_images._pillow.decodes.update(dict.fromkeys(compared, COMPARED - checks))
     try:
         return outcome(function, data)
     finally:
@@ -255,7 +271,7 @@ def test_any_use_gives_what_an_ordinary_image_gives(use, name):
     assert lazily(USES[use], FILES[name]) == outcome(USES[use], FILES[name])
 
 
-@pytest.mark.parametrize("name", [*DECODED, *CONVERTED, *OTHERS])
+@pytest.mark.parametrize("name", [*DECODED, *CONVERTED, *MASKS, *OTHERS])
 @pytest.mark.filterwarnings("ignore:Palette images:UserWarning")
 def test_any_use_of_what_the_core_decodes_gives_the_same(name):
     def check(use):
@@ -273,6 +289,107 @@ def test_which_files_the_core_decodes():
     core = type(Image.new("1", (1, 1)).im)
     for files, expected in ((DECODED, [Pending] * 3), (CONVERTED, [Unread, Pending, Pending]), (OTHERS, [core] * 3)):
         assert {name: lazily(kinds, data) for name, data in files.items()} == dict.fromkeys(files, expected)
+
+
+def described(image):
+    """What an image of one channel has, its palette included, and what NumPy makes of it."""
+    palette = image.palette and [image.palette.mode, image.palette.rawmode, image.palette.dirty, image.palette.palette]
+    return value_of([image, palette, image.getpalette(), np.array(image), np.array(image).dtype.str])
+
+
+def class_numbers(image):
+    image = functional.resize(image, [40, 51], v1.InterpolationMode.NEAREST)
+    return functional.pad(functional.hflip(image), [0, 2, 9, 20], 255)
+
+
+OF_MASKS = {
+    "nearest": lambda mask: mask.resize((71, 33), 0),
+    "usual filter": lambda mask: mask.resize((71, 33)),
+    "other filters": lambda mask: [mask.resize((33, 71), name) for name in (1, 2, 3, 4, 5)],
+    "box": lambda mask: [mask.resize((33, 71), 0, (1, 2, 30, 40)), mask.resize((33, 71), 0, reducing_gap=2.0)],
+    "segmentation": lambda mask: functional.crop(class_numbers(mask), 9, 20, 40, 33),
+    "crop of a border": lambda mask: functional.crop(class_numbers(mask), 60, 2, 2, 3),
+    "resize of a border": lambda mask: class_numbers(mask).resize((99, 98), 0).crop((1, 2, 80, 90)),
+    "two borders": lambda mask: ImageOps.expand(class_numbers(mask), 3, 7),
+    "colors of borders": lambda mask: [ImageOps.expand(mask, (1, 2), fill) for fill in ("red", 7, (1, 2, 3))],
+    "no class": lambda mask: ImageOps.expand(mask, 1, 300),
+    "negative border": lambda mask: ImageOps.expand(mask, (-1, 2, 3, 4)),
+    "rotate": lambda mask: [mask.rotate(angle, fillcolor=3) for angle in (0, 20, 90, 180)],
+    "mirroring pad": lambda mask: functional.pad(mask, [1, 2, 3, 4], padding_mode="reflect"),
+    "crop beyond": lambda mask: mask.crop((-3, 2, 40, 99)),
+    "small crop": lambda mask: mask.crop((3, 4, 9, 9)).transpose(0).transpose(1),
+    "colors": lambda mask: [mask.convert(mode) for mode in ("RGB", "L", "1", "RGBA")],
+    "colors of a crop": lambda mask: mask.resize((20, 21), 0).convert("RGB"),
+    "palette first": lambda mask: [mask.getpalette(), mask.getpalette("RGBA"), mask.getpalette(None)],
+    "palette in no mode": lambda mask: mask.getpalette("nothing"),
+    "put a palette": lambda mask: (mask.putpalette([9, 8, 7] * 16), mask)[1],
+    "put a palette then": lambda mask: (c := mask.resize((9, 8), 0), c.putpalette(bytes(768)), c.convert("RGB"), c)[2:],
+    "put alpha": lambda mask: (c := mask.crop((0, 0, 50, 40)), c.putpalette(bytes(range(40)), "RGBA"), c)[2],
+    "a palette too large": lambda mask: mask.copy().putpalette(bytes(3 * 257)),
+    "palette of nothing": lambda mask: mask.copy().putpalette(None),
+    "change a copy": lambda mask: (c := mask.copy(), c.putpixel((3, 4), 1), [c, mask])[2],
+    "change it": lambda mask: (c := mask.resize((30, 30), 0), c.paste(2, (0, 0, 9, 9)), c.load()[20, 20], [c, mask])[3],
+    "histogram": lambda mask: [mask.histogram(), mask.getcolors(), mask.getextrema()],
+    "load": lambda mask: (mask.load(), mask)[1],
+    "pickle": lambda mask: pickle.loads(pickle.dumps(mask.resize((30, 31), 0))),
+    "equal": lambda mask: [mask == mask.copy(), mask.resize((9, 9), 0) == mask.resize((9, 9), 0)],
+    "remap": lambda mask: mask.remap_palette([3, 2, 1, 0]),
+    "merge": lambda mask: Image.merge("L", [mask.copy()]),
+    "thumbnail": lambda mask: (mask.thumbnail((20, 20)), mask)[1],
+    "tensor": lambda mask: functional.pil_to_tensor(class_numbers(mask)).numpy(),
+    "floats": lambda mask: functional.to_tensor(mask).numpy(),
+    "saved": lambda mask: (out := io.BytesIO(), mask.resize((30, 31), 0).save(out, "PNG"), out.getvalue())[2],
+    "point": lambda mask: mask.resize((30, 31), 0).point(lambda level: level // 2),
+    "bytes in another order": lambda mask: mask.tobytes("raw", mask.mode, 0, -1),
+    "state": states,
+}
+
+
+ODD_MASKS = {
+    **{name: data for name, data in OTHERS.items() if "palette" in name or "gray" in name},
+    "palette too large": png(27, 1, 8, color=3, before=chunk(b"PLTE", bytes(3 * 257))),
+}
+
+
+@pytest.mark.parametrize("name", [*MASKS, *ODD_MASKS])
+@pytest.mark.parametrize("checks", [0, 1])
+@pytest.mark.filterwarnings("ignore:Palette images:UserWarning")
+def test_any_use_of_a_mask_gives_the_same(name, checks):
+    data = {**MASKS, **ODD_MASKS}[name]
+
+    def check(use):
+        def seen(mask):
+            mask.info["own"] = 1
+            made = OF_MASKS[use](mask)
+            images = [each for each in (made if isinstance(made, list) else [made]) if isinstance(each, Image.Image)]
+            return [value_of(made), *map(described, images), described(mask)]
+
+        assert lazily(seen, data, checks) == outcome(seen, data)
+
+    check_each(check, OF_MASKS)
+
+
+def test_steps_of_geometry_do_not_paint_a_mask():
+    def pending(mask):
+        made = functional.crop(class_numbers(mask), 9, 20, 40, 33)
+        made.load()
+        kept = [type(vars(each)["_im"]) is PendingMask for each in (mask, made.copy(), made)]
+        mixed = mask.resize((9, 8), Image.Resampling.BILINEAR)
+        return [*kept, type(vars(mixed)["_im"]) is PendingMask]
+
+    assert {name: lazily(pending, data) for name, data in MASKS.items()} == {
+        name: [True, True, True, "palette" in name] for name in MASKS
+    }
+
+
+def test_other_indices_of_a_file_than_pillows_end_it(monkeypatch):
+    def decode(data, out):
+        out[:] = 3
+        return True
+
+    monkeypatch.setattr(_core, "decode_levels", decode)
+    with pytest.warns(RuntimeWarning, match="images are lazy no more"):
+        assert lazily(class_numbers, MASKS["palette png"], 1) == outcome(class_numbers, MASKS["palette png"])
 
 
 @pytest.mark.filterwarnings("ignore:The given NumPy array is not writable")
@@ -413,6 +530,24 @@ FUNCTIONS = {
     "tensor": lambda image: functional.to_tensor(image).numpy(),
     "to PIL tensor": lambda image: functional.pil_to_tensor(image).numpy(),
     "pad": lambda image: functional.pad(image, 3, 7, "constant"),
+    "pad by nothing": lambda image: functional.pad(image, [0, 0, 0, 0]),
+    "pad, crop, flip": lambda image: [
+        functional.hflip(functional.crop(functional.pad(image, [4, 0, 3, 9], [1, 2, 3]), top, left, 22, 31))
+        for top, left in ((0, 0), (3, 2), (20, 12), (40, 40))
+    ],
+    "crop of a border": lambda image: functional.crop(functional.pad(image, [0, 30, 0, 0], 9), 2, 3, 20, 20),
+    "pads": lambda image: functional.vflip(functional.pad(functional.pad(functional.vflip(image), [1, 2]), [3, 4])),
+    "pads of two colors": lambda image: functional.pad(functional.pad(image, [1, 2], 5), [3, 4], 6),
+    "pad, step, pad": lambda image: functional.pad(functional.invert(functional.pad(image, 2, 9)), [1, 2, 3, 4], 9),
+    "pad, resize": lambda image: functional.pad(image, [1, 2, 3, 4]).resize((33, 22), 2),
+    "Pillow's pads": lambda image: [
+        *(ImageOps.expand(image, border) for border in ((1, 2), (4, 3, 2, 1), 5, (1, -2, 3, 4))),
+        *(ImageOps.expand(image, 2, fill) for fill in (255, "red", (1, 2, 300), (9, 8, 7))),
+    ],
+    "a border of three": lambda image: ImageOps.expand(image, (1, 2, 3)),
+    "a border of floats": lambda image: ImageOps.expand(image, 2.0),
+    "mirroring pad": lambda image: functional.pad(image, [1, 2, 3, 4], padding_mode="reflect"),
+    "v2 pads": lambda image: [v2.functional.pad(image, [1, 2, 3, 4], [9.0, 8.0, 7.0]), v2.Pad(3, 200)(image)],
     "v2 saturation": lambda image: v2.functional.adjust_saturation(image, 0.2),
     "v2 hue": lambda image: v2.functional.adjust_hue(image, 0.2),
     "v2 image": lambda image: v2.functional.to_image(image).numpy(),
@@ -481,9 +616,10 @@ def test_steps_of_the_kernels_do_not_decode_the_image():
 def test_crops_of_a_file_do_not_decode_it():
     def pending(image):
         made = rgb_crop(image).resize((20, 21), 2)
-        return [type(vars(each)["_im"]) is Pending for each in (image, made)]
+        padded = functional.crop(functional.pad(made, [0, 0, 9, 3], 7), 2, 3, 20, 24)
+        return [type(vars(each)["_im"]) is Pending for each in (image, made, padded)]
 
-    assert lazily(pending, FILES["4:2:0"]) == [True, True]
+    assert lazily(pending, FILES["4:2:0"]) == [True, True, True]
     assert lazily(lambda image: type(vars(image.convert("RGB"))["_im"]) is Pending, FILES["progressive"]) is False
 
 
@@ -622,11 +758,11 @@ def test_damaged_files_give_the_same_pixels_or_errors():
 @pytest.mark.filterwarnings("ignore")
 def test_damaged_files_that_the_core_would_decode_give_the_same_pixels_or_errors():
     rng = random.Random(5)
-    made = {**DECODED, **CONVERTED}
+    made = {**DECODED, **CONVERTED, **MASKS}
     seen = Counter()
-    for _ in range(600):
+    for _ in range(800):
         data = codecs.damaged(made[rng.choice(list(made))], rng)
-        use = rng.choice(["load", "convert", "texts", "state", "use the file then"])
+        use = rng.choice(["load", "convert", "texts", "state", "use the file then", "copied file"])
         found = lazily(USES[use], data)
         assert found == outcome(USES[use], data), (use, data.hex())
         is_error = isinstance(found, tuple) and isinstance(found[0], type) and issubclass(found[0], Exception)
@@ -1066,18 +1202,19 @@ STEPS = st.one_of(
     ),
     st.tuples(st.just("transpose"), st.integers(0, 6)),
     st.tuples(st.just("copy")),
-    st.tuples(st.just("convert"), st.sampled_from(["RGB", "L"])),
+    st.tuples(st.just("convert"), st.sampled_from(["RGB", "L", "P"])),
+    st.tuples(st.just("expand"), st.tuples(*[st.integers(0, 9)] * 4), st.sampled_from([0, 7])),
 )
 
 
-@settings(max_examples=150)
-@given(st.sampled_from(list(ALL)), st.lists(STEPS, max_size=5), st.integers(0, 2))
-def test_any_steps(name, steps, checks):
+@settings(max_examples=250)
+@given(st.sampled_from([*ALL, *MASKS]), st.lists(STEPS, max_size=5), st.integers(0, 2), st.booleans())
+def test_any_steps(name, steps, checks, converts):
     def run(image):
         made = []
-        image = image.convert("RGB")
+        image = image.convert("RGB") if converts else image
         for step, *arguments in steps:
-            image = getattr(image, step)(*arguments)
+            image = ImageOps.expand(image, *arguments) if step == "expand" else getattr(image, step)(*arguments)
             made.append(image)
         return made[-1:] + made[:1]
 

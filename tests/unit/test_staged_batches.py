@@ -31,6 +31,7 @@ from fastload.device.decode import loader_allows, received
 from fastload.device.decode.files import Decoder
 from fastload.device.decode.received import StagedTensor
 from fastload.device.normalize import finish
+from fastload.lazy.pixels import Border
 from fastload.memory import packing, unfilled
 from fastload.memory.packing import DoesNotFitError, EscapedError, Packer, collate_into, unpack
 from fastload.memory.slots import SlotPool, SlotWriter
@@ -239,6 +240,27 @@ def test_images_that_are_not_staged_are_painted_by_the_worker(runs):
     before = runs.count
     assert same(arrived([deferred(only)])[0][0], expected(only))
     assert runs.count == before  # there is nothing to decode
+
+
+@pytest.mark.parametrize("planar", [True, False])
+def test_borders_are_made_on_the_device(runs, planar):
+    borders = [((0, 0, 0, 0), (1, 2, 3)), ((7, 2, 3, 8), (9, 8, 7)), ((0, 0, 10, 10), (255, 0, 3))]
+    images = [
+        pending(FILES[n % 7], SIZES[n % 7], n, 50).bordered(Border(*border)).turned(n % 2).cropped((8, 9, 48, 49))
+        for n, border in enumerate(borders * 4)
+    ]
+    images[3] = images[3].changed("invert", {})
+    images.append(
+        of_levels(np.full((30, 40, 3), 77, np.uint8), (0, 0, 40, 30)).bordered(Border((4, 0, 6, 0), (5, 6, 7)))
+    )
+    batch = Content(tuple(images), table(), planar)
+    painted = np.empty(batch.nbytes, np.uint8)
+    assert not any(batch.core().paint(painted))
+    theirs = expected(batch)
+    assert painted.tobytes() == (theirs if planar else theirs.permute(0, 2, 3, 1)).numpy().tobytes()
+    ours, files = arrived([deferred(batch)])
+    assert same(ours[0], theirs)
+    assert files.staged == len(borders) * 4
 
 
 @pytest.mark.parametrize("planar", [True, False])

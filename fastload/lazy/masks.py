@@ -1,0 +1,88 @@
+"""Describe masks whose pixels are not moved yet: images of one channel in PNG files, gray or with a palette."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any, ClassVar
+
+import numpy as np
+from PIL import Image, ImageOps
+
+from fastload.lazy.pixels import Levels, Pending
+from fastload.stats.stack_sampler import register_codec
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from numpy.typing import NDArray
+
+register_codec(__file__)
+
+
+class Indices(Levels):
+    """A mask's pixels that are made, ``(H, W, 1)``."""
+
+    def part(self, pending: Pending, out: NDArray[np.uint8] | None = None) -> NDArray[np.uint8]:  # noqa: D102
+        border = pending.border
+        if border is None:
+            return self._whole if pending.is_whole else pending.of(self._whole, out)
+        width, height = pending.size
+        made = np.empty((height, width, 1), np.uint8) if out is None else out
+        made[:] = border.fill
+        top, left, bottom, right = border.margins
+        pending.of(self._whole, made[top : height - bottom, left : width - right])
+        return made
+
+
+@dataclass(slots=True)
+class PendingMask(Pending):
+    """Stands for the pixels of an image of one channel, which steps of geometry have moved but not mixed.
+
+    Attributes:
+        one: A core image of Pillow's with one pixel, and with the mode and the palette.
+    """
+
+    one: Any = None
+
+    channels: ClassVar = 1
+
+    @property
+    def mode(self) -> str:  # type: ignore[override]
+        """Pillow's mode, ``"L"`` or ``"P"``."""
+        mode: str = self.one.mode
+        return mode
+
+    def made(self) -> PendingMask:
+        """Return the same pixels by themselves, made."""
+        pixels = self.pixels()
+        return PendingMask(Indices(pixels, self.file.library), (0, 0, *self.size), one=self.one)
+
+    def resized(self, size: tuple[int, int], name: str) -> Pending | None:
+        """Resize, if no pixels are mixed; ``None`` if they are."""
+        if name != "nearest":
+            return None
+        first = replace(self if self.is_only_cropped else self.made(), target=size, filter=name)
+        return first.made() if first.is_small else first
+
+    def core(self) -> Any:
+        """Make a core image of Pillow's."""
+        image = Image.Image()._new(self.one.resize(self.size, Image.Resampling.NEAREST, (0, 0, 1, 1)))
+        image.frombytes(self.tobytes())
+        return image.im
+
+
+def with_border(image: Any, mask: PendingMask, fill: int) -> Image.Image:
+    """Make what ``ImageOps.expand`` does of an image, whose pending mask has its border already."""
+    padded: Any = ImageOps.expand(image._new(mask.one), (1, 0, 0, 0), fill)  # palette and info
+    padded._im = replace(mask, one=padded.im.crop((1, 0, 2, 1)))
+    padded._size = mask.size
+    return padded  # type: ignore[no-any-return]
+
+
+def on_one(image: Any, mask: PendingMask, method: Callable[..., Any], *arguments: Any) -> Any:
+    """Call a method of an image that changes or reads its palette, with the one pixel in place of all."""
+    image._im = mask.one.copy()
+    try:
+        return method(image, *arguments)
+    finally:
+        image._im = replace(mask, one=image._im)

@@ -221,6 +221,21 @@ def programs(record: dict[str, Any]) -> str:
     return "\n\n".join(said)
 
 
+def trained(record: dict[str, Any]) -> str:
+    """Programs of today: what each loader leaves of the training speed with data on the GPU."""
+    rows = []
+    for row in record["train"]:
+        known = [f"`{row['program']}`", row["what"]]
+        if (shares := row.get("share_of_ceiling")) is None:
+            rows.append([*known, row.get("skipped") or row.get("failed"), *[GAP] * 4])
+            continue
+        ms = row["ms_per_step"]
+        times = [with_farthest(ms[name], ".1f", " ms") for name in ("resident", "torch", "fastload")]
+        rows.append([*known, *times, *(with_farthest(shares[name], ".0%") for name in ("torch", "fastload"))])
+    header = ["program", "loads", "step, data on the GPU", "from torch's DataLoader", "from fastload"]
+    return table([*header, "share, torch", "share, fastload"], rows, texts=2)
+
+
 def _skipped(found: dict[str, int]) -> str:
     return f" {found['skipped']} were skipped." if found["skipped"] else ""
 
@@ -844,7 +859,9 @@ def _versions(record: dict[str, Any]) -> str:
 
 
 TABLES: Final[dict[str, Callable[[dict[str, Any]], str]]] = {
-    **{made.__name__: made for made in (ladder, step, slots, decode, recipes, onecore, sources, programs, fit)},
+    **{
+        made.__name__: made for made in (ladder, step, slots, decode, recipes, onecore, sources, programs, trained, fit)
+    },
     **{made.__name__: made for made in (objectstore, cluster, own, gpudecode, overhead, share, beside)},
 }
 """What stands between markers on a page, by the table's name, beside those of :data:`COLUMNS`."""

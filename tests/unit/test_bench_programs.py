@@ -105,6 +105,7 @@ def test_a_program_is_trained_from_each_loader_and_from_the_device(run) -> None:
     assert set(row["ms_per_step"]) == {"torch", "fastload", "resident"}
     assert all(share["median"] > 0 for share in row["share_of_ceiling"].values())
     assert row["deferred_per_image"] > 0.5
+    assert "| `tvref_detection_hflip_pil` |" in tables.shown("trained", record)
 
 
 def test_training_of_a_program_needs_a_gpu(source: Source) -> None:

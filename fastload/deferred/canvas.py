@@ -408,7 +408,8 @@ def _padded(recorder: CallRecorder, func: Any, args: tuple[Any, ...], kwargs: di
         return NotImplemented
     if type(edges) not in _SIZES or len(edges) not in (2, 4) or not all(type(e) is int and e >= 0 for e in edges):
         return NotImplemented
-    if (found := part_of_tensor(tensor)) is None:
+    found = part_of_tensor(tensor[0] if tensor.dim() == 4 and len(tensor) == 1 else tensor)  # whatever its stride
+    if found is None:
         return NotImplemented
     content, rest = found[1], {} if mode is None else {"mode": mode}
     left, _, top, _ = (*edges, 0, 0)[:4]
@@ -429,15 +430,13 @@ def _padded(recorder: CallRecorder, func: Any, args: tuple[Any, ...], kwargs: di
     fills += [Fill(f.image, (top + f.box[0], left + f.box[1], *f.box[2:]), f.values) for f in content.fills]
     images = tuple(placed_at(image, (width, height), top, left) for image in content.images)
     made = Content(images, content.table, planar, tuple(fills))
-    key = func, tensor.dim(), content.planar, content.table.dtype
-    return recorded(
-        recorder,
-        key,
-        made,
-        tensor.dim(),
-        torch.Tensor,
-        lambda: func(painted_as(tensor, content), edges, value=value, **rest),
-    )
+
+    def by_torch() -> Any:
+        real = torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype)
+        return func(real.copy_(painted_as(tensor, content)), edges, value=value, **rest)
+
+    key = func, tensor.dim(), content.planar, planar, content.table.dtype
+    return recorded(recorder, key, made, tensor.dim(), torch.Tensor, by_torch)
 
 
 _NUMBERS: Final = (int, float, type(None))

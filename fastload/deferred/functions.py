@@ -23,7 +23,7 @@ import torch.utils.dlpack
 from PIL import Image
 
 from fastload import _core
-from fastload.deferred import canvas, decoding, memory, stacks
+from fastload.deferred import canvas, copies, decoding, memory, stacks
 from fastload.deferred.content import Content, take_painted_s
 from fastload.deferred.geometry import SIDE_MIN, strides_of
 from fastload.deferred.recorder import (
@@ -141,6 +141,7 @@ class Deferral:
 
     def __init__(self) -> None:
         canvas.install()
+        copies.install()
         self.recorder = CallRecorder()
         self.deferred = 0
         self._thread = self._told = 0

@@ -296,8 +296,10 @@ class Deferral:
         if trial.is_lost or not self._may_defer():
             return None
         pending = pending_of(image, SIDE_MIN) or levels_of(image, LEVELS_MIN_BYTES, SIDE_MIN)
-        if pending is None or not pending.is_trusted:
+        if pending is None:
             return None
+        if not pending.is_trusted:  # made now, which compares it: a batch has no other tensors than its others
+            pending = pending.made()
         if pending.file.is_decoded and 3 * math.prod(pending.size) < LEVELS_MIN_BYTES:
             return None
         key = kind, torch.get_default_dtype(), *(getattr(torch.Tensor, name) for name in _METHODS)

@@ -63,7 +63,8 @@ return torch.stack(made), torch.stack(made).half()
 # parts of a square
 square = torch.ones(3, 40, 40)
 square[:, 4:34, 6:26] = F.to_tensor(image.resize((20, 30)))
-return square[:, :3], square[:, 5:9, 8:20], square[:, :, :15], square[:, 35:, 30:].clone(), square[:, 2:38, 3:30].clone()
+parts = square[:, :3], square[:, 5:9, 8:20], square[:, :, :15]
+return parts, square[:, 35:, 30:].clone(), square[:, 2:38, 3:30].clone()
 # squares in squares
 inner = torch.full((2, 3, 30, 20), 2.0)
 inner[0, :, 5:25, 4:14] = F.to_tensor(image.resize((10, 20)))
@@ -136,7 +137,8 @@ return canvas
 # errors
 x = F.to_tensor(image.resize((24, 24)))
 canvas = torch.zeros(2, 3, 24, 24)
-for index, value in ((2, x), ((0, 1, 2, 3, 4), x), (0, x[:, :5]), ((slice(None, None, 2), 0), x), ("a", x), (0, x[None])):
+wrong = (2, x), ((0, 1, 2, 3, 4), x), (0, x[:, :5]), ((slice(None, None, 2), 0), x), ("a", x), (0, x[None])
+for index, value in wrong:
     try:
         canvas[index] = value
     except Exception as error:
@@ -254,14 +256,16 @@ ones = x.new_ones(3, 24, 24)
 return zeros, ones, zeros + 1, ones.flip(-1), x.new_zeros((2, 3, 24, 24), dtype=torch.uint8), torch.stack([ones, ones])
 # ways to say it
 x = F.to_tensor(image.resize((24, 24)))
-made = [torch.zeros(3, 24, 24), torch.zeros([3, 24, 24]), torch.zeros(size=(3, 24, 24)), torch.zeros((3, 24, 24), dtype=torch.int16)]
+made = [torch.zeros(3, 24, 24), torch.zeros([3, 24, 24]), torch.zeros(size=(3, 24, 24))]
+made += [torch.zeros((3, 24, 24), dtype=torch.int16)]
 made += [torch.full((3, 24, 24), 3), torch.full(size=(3, 24, 24), fill_value=2.5), torch.full((3, 24, 24), True)]
 made += [torch.full((3, 24, 24), 3, dtype=torch.uint8), torch.ones(3, 24, 24, device="cpu"), x.new_zeros(3, 24, 24)]
 made += [x.new(3, 24, 24).zero_(), x.new_full((3, 24, 24), 9), torch.zeros(3, 24, 24, dtype=torch.complex64)]
 made += [torch.zeros(3, 24, 24, layout=torch.strided), torch.zeros(0, 3, 24, 24), torch.zeros(2, 2, 3, 24, 24)]
 made += [torch.empty((2, 3, 24, 24), memory_format=torch.channels_last).fill_(3), torch.ones(4, 24, 24)]
 made += [torch.zeros_like(x, dtype=torch.int32), torch.full_like(x, 3), torch.zeros_like(x.flip(-1).permute(0, 2, 1))]
-look([(type(m), m.dtype, m.stride(), m._version, m.requires_grad, m.is_leaf, m.untyped_storage().resizable()) for m in made])
+look([(type(m), m.dtype, m.stride(), m._version, m.requires_grad, m.is_leaf) for m in made])
+look([m.untyped_storage().resizable() for m in made])
 look(torch.zeros(3, 24, 24, out=torch.empty(0)).shape)
 for wrong in (lambda: torch.zeros(3, 24, 24, dtype="x"), lambda: torch.full((3, 24, 24)), lambda: x.new(3, -2, 24)):
     try:
@@ -319,7 +323,8 @@ return canvas, other
 x, y = F.to_tensor(image.resize((24, 24))), F.pil_to_tensor(image.resize((24, 24)))
 with warnings.catch_warnings(record=True) as caught:
     warnings.simplefilter("always")
-    made = [torch.tensor(x), torch.tensor(y), torch.tensor(x, dtype=torch.float32), torch.tensor(x, dtype=torch.float16)]
+    made = [torch.tensor(x), torch.tensor(y), torch.tensor(x, dtype=torch.float32)]
+    made += [torch.tensor(x, dtype=torch.float16)]
     made += [torch.tensor(x, device="cpu"), torch.tensor(x, requires_grad=True).detach(), torch.tensor(x[:, 2:9, 1:])]
     made += [torch.as_tensor(x), torch.asarray(y), torch.tensor(torch.stack([x, x]))]
 look([(str(w.message), w.category, w.filename.split("/")[-1], w.lineno) for w in caught])
@@ -339,7 +344,10 @@ formats = (torch.contiguous_format, torch.channels_last, torch.preserve_format)
 made = []
 for each in (x, y, b, c, b[:, :, 3:9], y[None]):
     for f in formats:
-        for call in (lambda: each.to(memory_format=f), lambda: each.contiguous(memory_format=f), lambda: each.float().to(memory_format=f), lambda: each.to(torch.float16, memory_format=f), lambda: each.clone(memory_format=f), lambda: each.to(each.dtype, False, True, memory_format=f)):
+        calls = [lambda: each.to(memory_format=f), lambda: each.contiguous(memory_format=f)]
+        calls += [lambda: each.float().to(memory_format=f), lambda: each.to(torch.float16, memory_format=f)]
+        calls += [lambda: each.clone(memory_format=f), lambda: each.to(each.dtype, False, True, memory_format=f)]
+        for call in calls:
             try:
                 z = call()
                 look((z is each, z.stride(), z._version))
@@ -350,8 +358,13 @@ return made[::3]
 # pads
 x, y = F.to_tensor(image.resize((24, 20))), F.pil_to_tensor(image.resize((24, 20)))
 made = []
-for each in (x, y, x[None], y[None], torch.stack([x, x]), torch.stack([y, y.flip(-1)]), x[:, 2:9], F.normalize(x, MEAN, STD)):
-    for edges, more in (([1, 2, 3, 4], {}), ((2, 3), {}), ([0, 0, 0, 0], {}), ([0, 5, 0, 3], {"value": 0.4}), ([1, 1, 1, 1], {"mode": "reflect"}), ([1, 0, 0, 0], {"value": 114}), ([-1, 2, 3, -2], {}), ([1, 2, 0, 0, 0, 0], {"value": 2}), ([1], {}), ([3, 3], {"mode": "constant", "value": None}), ([1, 1, 1, 1], {"value": 300})):
+batches = torch.stack([x, x]), torch.stack([y, y.flip(-1)])
+pads = [([1, 2, 3, 4], {}), ((2, 3), {}), ([0, 0, 0, 0], {}), ([0, 5, 0, 3], {"value": 0.4}), ([1], {})]
+pads += [([1, 1, 1, 1], {"mode": "reflect"}), ([1, 0, 0, 0], {"value": 114}), ([-1, 2, 3, -2], {})]
+pads += [([1, 2, 0, 0, 0, 0], {"value": 2}), ([3, 3], {"mode": "constant", "value": None})]
+pads += [([1, 1, 1, 1], {"value": 300})]
+for each in (x, y, x[None], y[None], *batches, x[:, 2:9], F.normalize(x, MEAN, STD)):
+    for edges, more in pads:
         try:
             z = nn.pad(each, edges, **more)
             look((z.stride(), z.dtype, z._version))
@@ -362,7 +375,8 @@ made.append(nn.pad(x, (1, 2, 3, 4)).flip(-1)[:, 1:25].mul(2))
 return made
 # pads by transforms
 x = F.pil_to_tensor(image.resize((24, 20)))
-steps = v2.Pad((1, 2, 3, 4)), v2.Pad(3, fill=7), v2.RandomCrop(30, pad_if_needed=True), v2.Pad(2, fill=[1, 2, 3]), v2.CenterCrop(40)
+steps = [v2.Pad((1, 2, 3, 4)), v2.Pad(3, fill=7), v2.RandomCrop(30, pad_if_needed=True), v2.CenterCrop(40)]
+steps += [v2.Pad(2, fill=[1, 2, 3])]
 made = [step(each) for step in steps for each in (x, F.convert_image_dtype(x), tv_tensors.Image(x))]
 made += [v1.Pad(3, fill=2)(x), F.pad(F.to_tensor(image), [3, 3], fill=0.5), F.center_crop(x, [28, 30])]
 return made, v2.RandomZoomOut(fill=3, p=1.0)(tv_tensors.Image(x))
@@ -419,7 +433,7 @@ def canvas_program(seed: int) -> Program:
     def filled(text: str) -> str:
         v = r.choice((0, 1, 7, 0.25)) if "x[0].dtype" not in text else r.choice((0, 1, 7))
         return text.format(
-            i="image.resize(({}, {}))".format(r.randrange(10, 24), r.randrange(10, 24)),
+            i=f"image.resize(({r.randrange(10, 24)}, {r.randrange(10, 24)}))",
             **{"n": n, "h": r.randrange(30, 34), "w": r.randrange(30, 34), "v": v, "k": r.randrange(n)},
             **{
                 "j": r.randrange(3) if text.count("c[{j}]") == 0 else r.randrange(n),

@@ -74,15 +74,16 @@ class Placed:
 
     def turned(self, method: int) -> Placed | None:
         """As of :class:`Pending`."""
-        return self._of(self.image.turned(method), method == Image.Transpose.FLIP_LEFT_RIGHT)
+        image = self.image.turned(method)
+        return None if image is None else self._of(image, method == Image.Transpose.FLIP_LEFT_RIGHT)
 
-    def changed(self, kind: str, fields: dict[str, Any]) -> Placed | None:
+    def changed(self, kind: str, fields: dict[str, Any]) -> Placed:
         """As of :class:`Pending`; the steps are flips."""
         return self._of(self.image.changed(kind, fields), kind == "flip_horizontal")
 
-    def _of(self, image: Pending | None, is_mirrored: bool) -> Placed | None:
-        if image is None or self.is_blank:
-            return None if image is None else self
+    def _of(self, image: Pending, is_mirrored: bool) -> Placed:
+        if self.is_blank:
+            return self
         top, left, height, width = self.box
         if is_mirrored:
             return Placed(image, self.size, top, self.size[0] - left - width)

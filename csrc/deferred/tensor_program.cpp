@@ -8,6 +8,7 @@
 #include <new>
 
 #include "base/buffer.h"
+#include "image/color/color.h"
 #include "image/look_up.h"
 
 namespace fastload {
@@ -68,7 +69,11 @@ void TensorProgram::paint_levels(std::size_t image, const std::uint8_t* levels, 
   job.value_bytes = value_bytes;
   job.out = out;
   job.planar = planar;
-  look_up(job);
+  if (keeps_levels && planar) {
+    to_planes(levels, job.pixels, static_cast<std::uint8_t*>(out));
+  } else {
+    look_up(job);
+  }
   paint_fills(image, out);
 }
 

@@ -7,6 +7,7 @@ import gc
 import math
 import re
 import signal
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -172,6 +173,15 @@ def test_copies_to_constants_are_deferred(monkeypatch, name):
     assert same_bits(made, theirs)
 
 
+def test_levels_are_split_into_planes(level):
+    for height, width in ((1, 1), (5, 7), (33, 31), (47, 61)):
+        image = pixels(1, height, width)
+        of = Content((of_levels(image, (0, 0, width, height)),), IDENTITY, planar=True)
+        out = np.empty(of.nbytes, np.uint8)
+        of.paint(out)
+        assert np.array_equal(out.reshape(3, height, width), image.transpose(2, 0, 1))
+
+
 def test_lines_whose_constants_get_no_images_are_not_deferred_for_long(monkeypatch):
     monkeypatch.setattr(canvas, "MIN_BYTES", 1)
     canvas.install()
@@ -180,6 +190,18 @@ def test_lines_whose_constants_get_no_images_are_not_deferred_for_long(monkeypat
         made = [torch.zeros(3, SIDE, SIDE) for _ in range(canvas.TRIED_MIN + 2)]
     assert [*map(is_deferred, made)] == [True] * canvas.TRIED_MIN + [False] * 2
     assert is_deferred(x)
+
+
+def test_the_first_images_are_deferred_once_they_are_compared(deferral, monkeypatch):
+    lazy_images.prepare()
+    monkeypatch.setattr(functions, "LEVELS_MIN_BYTES", 1)
+    library = replace(calibrated(), comparisons=2)
+    images = [pending(DATA, SIZE, seed, file=File(DATA, SIZE, library)) for seed in range(3)]
+    with deferral:
+        to_tensor = deferral._in_place_of(functional_of_pillow.pil_to_tensor)
+        made = [to_tensor(Image.Image()._new(each)) for each in images]
+    assert library.comparisons == 0
+    assert [*map(is_deferred, made)] == [True] * 3
 
 
 def test_images_with_constants_around_are_staged_as_levels(monkeypatch):

@@ -51,6 +51,7 @@ class ImageProgram:
         steps: Sequence[tuple[str, dict[str, Any]]] = (),
         levels: tuple[int, int] | None = None,
         library: str = "Pillow",
+        place: tuple[int, int, int, int] | None = None,  # in the tensor's image, else all of it
     ) -> None: ...
 
 # Images of one size, one behind the other, whose levels are looked up in a table, (3, 256) of values of 1, 2, 4 or 8
@@ -71,6 +72,14 @@ class TensorProgram:
     # Of one size and table. Makes the program of all their images, one behind the other.
     @staticmethod
     def joined(programs: Sequence[TensorProgram], planar: bool) -> TensorProgram: ...
+    # Other images from `first` on, with these fills and no others of theirs, and with values of the same size.
+    def with_images(
+        self,
+        first: int,
+        images: Sequence[ImageProgram],
+        table: Any,
+        fills: Sequence[tuple[int, int, int, int, int, bytes]],
+    ) -> TensorProgram: ...
     # These two return each image's status, and release the GIL. An image whose status is not 0 is unspecified.
     def with_values(self, table: Any) -> TensorProgram: ...  # the same images, without fills
     def paint(self, out: _Array) -> bytes: ...

@@ -49,7 +49,7 @@ ImageBytes bytes_from(const nb::object& data) {
 std::shared_ptr<ImageProgram> image_program(const nb::object& data, const std::array<std::int32_t, 12>& geometry,
                                             const std::string& filter, const nb::sequence& steps,
                                             const std::optional<std::pair<std::uint32_t, std::uint32_t>>& levels,
-                                            std::string library) {
+                                            std::string library, const std::optional<std::array<int, 4>>& place) {
   auto program = std::make_shared<ImageProgram>();
   program->file = bytes_from(data);
   program->file.library = std::move(library);
@@ -66,6 +66,7 @@ std::shared_ptr<ImageProgram> image_program(const nb::object& data, const std::a
     const PixelBox& window = program->geometry.window;
     program->geometry.steps = steps_from(steps, window.height, window.width);
   }
+  if (place) program->place = PixelBox{(*place)[0], (*place)[1], (*place)[2], (*place)[3]};
   return program;
 }
 
@@ -82,30 +83,66 @@ void set_values(TensorProgram& program, const ValueTable& table) {
 
 using FillFields = std::tuple<std::size_t, int, int, int, int, nb::bytes>;  // image, top, left, height, width, values
 
-std::shared_ptr<TensorProgram> tensor_program(std::vector<std::shared_ptr<ImageProgram>> images,
+bool is_inside(const TensorProgram& program, const PixelBox& box) {
+  return box.top >= 0 && box.left >= 0 && box.height >= 0 && box.width >= 0 && box.height <= program.height - box.top &&
+         box.width <= program.width - box.left;
+}
+
+// Puts images into a program, from the place `first` on, which must be there.
+void set_images(TensorProgram& program, std::size_t first, const std::vector<std::shared_ptr<ImageProgram>>& images) {
+  for (std::size_t i = 0; i < images.size(); ++i) {
+    if (images[i]->place && !is_inside(program, *images[i]->place)) {
+      throw nb::value_error("an image must have its place within the tensor's");
+    }
+    program.images[first + i] = images[i];
+  }
+}
+
+void add_fills(TensorProgram& program, const std::vector<FillFields>& fills) {
+  for (const auto& [image, top, left, height, width, bytes] : fills) {
+    TensorProgram::Fill fill{image, {top, left, height, width}, {}};
+    if (!is_inside(program, fill.box) || image >= program.images.size() || bytes.size() != 3 * program.value_bytes) {
+      throw nb::value_error("a fill must be within its image, and have one value of the table's type a channel");
+    }
+    for (std::size_t channel = 0; channel < 3; ++channel) {
+      std::memcpy(fill.values[channel].data(), bytes.c_str() + channel * program.value_bytes, program.value_bytes);
+    }
+    program.fills.push_back(fill);
+  }
+}
+
+std::shared_ptr<TensorProgram> tensor_program(const std::vector<std::shared_ptr<ImageProgram>>& images,
                                               std::pair<int, int> size, const std::string& pass_rule,
                                               const ValueTable& table, bool planar,
                                               const std::vector<FillFields>& fills) {
   auto program = std::make_shared<TensorProgram>();
-  program->images.assign(images.begin(), images.end());
   std::tie(program->height, program->width) = size;
   program->pass_rule = pass_rule_from(pass_rule);
   if (size.first < 1 || size.second < 1) throw nb::value_error("images must have at least one pixel");
   set_values(*program, table);
   program->planar = planar;
-  for (const auto& [image, top, left, height, width, bytes] : fills) {
-    TensorProgram::Fill fill{image, {top, left, height, width}, {}};
-    const bool inside = top >= 0 && left >= 0 && height >= 0 && width >= 0 && height <= size.first - top &&
-                        width <= size.second - left && image < program->images.size();
-    if (!inside || bytes.size() != 3 * program->value_bytes) {
-      throw nb::value_error("a fill must be within its image, and have one value of the table's type a channel");
-    }
-    for (std::size_t channel = 0; channel < 3; ++channel) {
-      std::memcpy(fill.values[channel].data(), bytes.c_str() + channel * program->value_bytes, program->value_bytes);
-    }
-    program->fills.push_back(fill);
-  }
+  program->images.resize(images.size());
+  set_images(*program, 0, images);
+  add_fills(*program, fills);
   return program;
+}
+
+// The same with other images from the place `first` on, which have these fills, and with other values of all levels.
+std::shared_ptr<TensorProgram> with_images(const TensorProgram& program, std::size_t first,
+                                           const std::vector<std::shared_ptr<ImageProgram>>& images,
+                                           const ValueTable& table, const std::vector<FillFields>& fills) {
+  const std::size_t count = program.images.size();
+  if (first > count || images.size() > count - first) throw nb::value_error("there are no such images");
+  auto made = std::make_shared<TensorProgram>(program);
+  set_values(*made, table);
+  if (made->value_bytes != program.value_bytes) throw nb::value_error("values must be as large as the others");
+  set_images(*made, first, images);
+  const auto is_replaced = [&](const TensorProgram::Fill& fill) {
+    return fill.image >= first && fill.image < first + images.size();
+  };
+  made->fills.erase(std::remove_if(made->fills.begin(), made->fills.end(), is_replaced), made->fills.end());
+  add_fills(*made, fills);
+  return made;
 }
 
 // The same images without fills and with other values of their levels.
@@ -374,12 +411,13 @@ nb::object bound_to(nb::handle mode, const nb::frozenset& passed, const nb::froz
 void bind_deferred(nb::module_& m) {
   nb::class_<ImageProgram>(m, "ImageProgram")
       .def(nb::new_(&image_program), "data"_a, "geometry"_a, "filter"_a = "bilinear", "steps"_a = nb::tuple(),
-           "levels"_a = nb::none(), "library"_a = "Pillow");
+           "levels"_a = nb::none(), "library"_a = "Pillow", "place"_a = nb::none());
   nb::class_<TensorProgram>(m, "TensorProgram")
       .def(nb::new_(&tensor_program), "images"_a, "size"_a, "pass_rule"_a, "table"_a.noconvert(), "planar"_a,
            "fills"_a = std::vector<FillFields>{})
       .def_prop_ro("nbytes", &TensorProgram::nbytes)
       .def("with_values", &with_values, "table"_a.noconvert())
+      .def("with_images", &with_images, "first"_a, "images"_a, "table"_a.noconvert(), "fills"_a)
       .def_static("joined", &joined, "programs"_a, "planar"_a)
       .def("paint", &paint, "out"_a.noconvert())
       .def("write", &write, "file"_a, "offset"_a = 0)

@@ -8,6 +8,7 @@
 #include <new>
 
 #include "base/buffer.h"
+#include "image/color/color.h"
 #include "image/look_up.h"
 
 namespace fastload {
@@ -28,18 +29,29 @@ int write_all(int file, const std::uint8_t* from, std::size_t bytes, std::int64_
   return 0;
 }
 
+// Writes rows of one pattern, `count` times in each. `stride` is the bytes from a row to the next.
+void fill_rows(const std::uint8_t* pattern, std::size_t bytes, std::size_t count, std::size_t rows, std::size_t stride,
+               std::uint8_t* out) {
+  if (rows == 0 || count == 0) return;
+  for (std::size_t i = 0; i < count; ++i) std::memcpy(out + i * bytes, pattern, bytes);
+  for (std::size_t row = 1; row < rows; ++row) std::memcpy(out + row * stride, out, count * bytes);
+}
+
 void fill(const TensorProgram& program, const TensorProgram::Fill& fill, std::uint8_t* out) {
   const std::size_t bytes = program.value_bytes, width = static_cast<std::size_t>(program.width);
-  const std::size_t plane = static_cast<std::size_t>(program.height) * width;
-  for (int y = fill.box.top; y < fill.box.top + fill.box.height; ++y) {
-    for (int x = fill.box.left; x < fill.box.left + fill.box.width; ++x) {
-      const std::size_t pixel = static_cast<std::size_t>(y) * width + static_cast<std::size_t>(x);
-      for (std::size_t channel = 0; channel < 3; ++channel) {
-        const std::size_t place = program.planar ? channel * plane + pixel : pixel * 3 + channel;
-        std::memcpy(out + place * bytes, fill.values[channel].data(), bytes);
-      }
+  const auto rows = static_cast<std::size_t>(fill.box.height), columns = static_cast<std::size_t>(fill.box.width);
+  const std::size_t first = static_cast<std::size_t>(fill.box.top) * width + static_cast<std::size_t>(fill.box.left);
+  std::array<std::uint8_t, 3 * 8> pixel;
+  for (std::size_t channel = 0; channel < 3; ++channel) {
+    const std::uint8_t* value = fill.values[channel].data();
+    if (program.planar) {
+      const std::size_t plane = static_cast<std::size_t>(program.height) * width;
+      fill_rows(value, bytes, columns, rows, width * bytes, out + (channel * plane + first) * bytes);
+    } else {
+      std::memcpy(pixel.data() + channel * bytes, value, bytes);
     }
   }
+  if (!program.planar) fill_rows(pixel.data(), 3 * bytes, columns, rows, 3 * width * bytes, out + 3 * first * bytes);
 }
 
 }  // namespace
@@ -57,7 +69,11 @@ void TensorProgram::paint_levels(std::size_t image, const std::uint8_t* levels, 
   job.value_bytes = value_bytes;
   job.out = out;
   job.planar = planar;
-  look_up(job);
+  if (keeps_levels && planar) {
+    to_planes(levels, job.pixels, static_cast<std::uint8_t*>(out));
+  } else {
+    look_up(job);
+  }
   paint_fills(image, out);
 }
 
@@ -92,12 +108,15 @@ Status TensorProgram::paint_input(std::size_t image, const Input& input, void* o
     const bool at_once = keeps_levels && !planar;
     if (!at_once) levels.resize(3 * static_cast<std::size_t>(height) * static_cast<std::size_t>(width));
     std::uint8_t* const pixels = at_once ? static_cast<std::uint8_t*>(out) : levels.data();
+    const PixelBox place = images[image]->place.value_or(PixelBox{0, 0, height, width});
     SampleOptions options;
-    options.height = height;
-    options.width = width;
+    options.height = place.height;
+    options.width = place.width;
     options.pass_rule = pass_rule;
     Outcome outcome;
-    process(input, images[image]->geometry, options, {pixels, std::ptrdiff_t{3} * width}, outcome);
+    const std::ptrdiff_t row = std::ptrdiff_t{3} * width;
+    const Target target{pixels + place.top * row + std::ptrdiff_t{3} * place.left, row};
+    process(input, images[image]->geometry, options, target, outcome);
     if (outcome.status != Status::ok) return outcome.status;
     if (at_once) {
       paint_fills(image, out);

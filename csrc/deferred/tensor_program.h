@@ -6,6 +6,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -33,6 +34,8 @@ struct ImageBytes {
 struct ImageProgram {
   ImageBytes file;
   Geometry geometry;
+  // Where it is in the tensor's image, if it does not take all of that: fills cover the rest.
+  std::optional<PixelBox> place{};
 };
 
 // Images of one size, one behind the other, whose levels are looked up in a table.

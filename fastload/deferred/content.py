@@ -15,10 +15,11 @@ import torch
 from fastload import _core
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Iterable, Iterator, Sequence
 
     from numpy.typing import NDArray
 
+    from fastload.deferred.placed import Placed
     from fastload.lazy.pixels import Pending
 
 
@@ -52,7 +53,7 @@ class Content:
         fills: What is put over the images' values, in order.
     """
 
-    images: tuple[Pending, ...]
+    images: tuple[Pending | Placed, ...]
     table: torch.Tensor
     planar: bool
     fills: tuple[Fill, ...] = ()
@@ -79,7 +80,7 @@ class Content:
     def core(self) -> _core.TensorProgram:
         """The core's form of it, which is made once."""
         if not self._made:
-            fills = [(each.image, *each.box, value_bytes(each.values)) for each in self.fills]
+            fills = _core_fills(self.fills)
             images = [image.core_program() for image in self.images]
             rule = self.images[0].file.pass_rule
             table = self.table.view(_OF_SIZE[self.table.element_size()])
@@ -92,6 +93,19 @@ class Content:
         if self._made and not fills:
             values = table.view(_OF_SIZE[table.element_size()]).numpy()
             made._made.append(self._made[0].with_values(values))
+        return made
+
+    def with_images(
+        self, first: int, images: tuple[Pending | Placed, ...], table: torch.Tensor, fills: Sequence[Fill]
+    ) -> Content:
+        """Return what holds other images from a place on, with these fills, and other values of all levels."""
+        changed = range(first, first + len(images))
+        others = tuple(fill for fill in self.fills if fill.image not in changed)
+        all_images = (*self.images[:first], *images, *self.images[changed.stop :])
+        made = Content(all_images, table, self.planar, (*others, *fills))
+        values = table.view(_OF_SIZE[table.element_size()]).numpy()
+        programs = [image.core_program() for image in images]
+        made._made.append(self.core().with_images(first, programs, values, _core_fills(fills)))
         return made
 
     def note_gain(self) -> None:
@@ -173,6 +187,14 @@ def joined(contents: Sequence[Content], *, planar: bool) -> Content:
 
 def _failed(statuses: bytes) -> list[int]:
     return [number for number, status in enumerate(statuses) if status]
+
+
+def _core_fills(fills: Iterable[Fill]) -> list[tuple[int, int, int, int, int, bytes]]:
+    known: dict[int, bytes] = {}  # by the ids of values, which fills share
+    for each in fills:
+        if id(each.values) not in known:
+            known[id(each.values)] = value_bytes(each.values)
+    return [(each.image, *each.box, known[id(each.values)]) for each in fills]
 
 
 _OF_SIZE = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}

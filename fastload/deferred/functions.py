@@ -23,7 +23,7 @@ import torch.utils.dlpack
 from PIL import Image
 
 from fastload import _core
-from fastload.deferred import decoding, memory, stacks
+from fastload.deferred import canvas, copies, decoding, memory, stacks
 from fastload.deferred.content import Content, take_painted_s
 from fastload.deferred.geometry import SIDE_MIN, strides_of
 from fastload.deferred.recorder import (
@@ -140,6 +140,8 @@ class Deferral:
     """
 
     def __init__(self) -> None:
+        canvas.install()
+        copies.install()
         self.recorder = CallRecorder()
         self.deferred = 0
         self._thread = self._told = 0
@@ -294,8 +296,10 @@ class Deferral:
         if trial.is_lost or not self._may_defer():
             return None
         pending = pending_of(image, SIDE_MIN) or levels_of(image, LEVELS_MIN_BYTES, SIDE_MIN)
-        if pending is None or not pending.is_trusted:
+        if pending is None:
             return None
+        if not pending.is_trusted:  # made now, which compares it: a batch has no other tensors than its others
+            pending = pending.made()
         if pending.file.is_decoded and 3 * math.prod(pending.size) < LEVELS_MIN_BYTES:
             return None
         key = kind, torch.get_default_dtype(), *(getattr(torch.Tensor, name) for name in _METHODS)

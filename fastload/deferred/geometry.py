@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 from PIL import Image
 
 from fastload.deferred.content import Content, Fill
+from fastload.deferred.placed import Placed, common
 from fastload.memory.packing import contiguous_stride
 
 if TYPE_CHECKING:
@@ -90,10 +91,8 @@ def part_of(content: Content, images: range, box: tuple[int, int, int, int]) -> 
 
 
 def _inside(fill: tuple[int, int, int, int], box: tuple[int, int, int, int]) -> tuple[int, int, int, int] | None:
-    top, left, height, width = fill
-    begin_y, begin_x = max(0, top - box[0]), max(0, left - box[1])
-    end_y, end_x = min(box[2], top - box[0] + height), min(box[3], left - box[1] + width)
-    return (begin_y, begin_x, end_y - begin_y, end_x - begin_x) if begin_y < end_y and begin_x < end_x else None
+    inside = common(fill, box)
+    return None if inside is None else (inside[0] - box[0], inside[1] - box[1], *inside[2:])
 
 
 def flipped(content: Content, *, horizontally: bool, vertically: bool) -> Content:
@@ -117,5 +116,5 @@ def flipped(content: Content, *, horizontally: bool, vertically: bool) -> Conten
     return replace(content, images=images, fills=tuple(fills))
 
 
-def _turned(image: Pending, method: Image.Transpose, kind: str) -> Pending:
+def _turned(image: Pending | Placed, method: Image.Transpose, kind: str) -> Pending | Placed:
     return image.turned(method) or image.changed(kind, {})

@@ -73,7 +73,7 @@ class CallRecorder(TorchFunctionMode):
         self.painted_by: Counter[tuple[str, int, str]] = Counter()
         self.is_off = False
         self._compared: Counter[Any] = Counter()
-        known = _PASSED, _RESIZES, _PLAIN, torch.Tensor, torch._C.TensorBase.data_ptr
+        known = _PASSED, _RESIZES.union(_MAKERS), _PLAIN, torch.Tensor, torch._C.TensorBase.data_ptr
         self.__torch_function__ = _core.torch_function(self, *known)  # type: ignore[method-assign]
 
     def __enter__(self) -> CallRecorder:
@@ -99,6 +99,10 @@ class CallRecorder(TorchFunctionMode):
         if func in _RESIZES or "out" in kwargs:
             for tensor in _tensors((args[:1] if func in _RESIZES else (), kwargs.get("out")), 0):
                 deferred_memory.leave_by(tensor)
+        if func in _MAKERS and is_plain_context():
+            made = _MAKERS[func](self, func, args, kwargs)
+            if made is not _UNKNOWN:
+                return made
         if func not in _PASSED and (_are_deferred(args) or (kwargs and _are_deferred(kwargs.values()))):
             handler = _HANDLERS.get(func)
             if handler is not None and is_plain_context():
@@ -119,7 +123,7 @@ class CallRecorder(TorchFunctionMode):
 
     def note(self, func: Any) -> None:
         """Note the line of the user's code that looks at pixels by a function."""
-        self.painted_by[(*_line_of_user(), getattr(func, "__name__", str(func)))] += 1
+        self.painted_by[(*line_of_user(), getattr(func, "__name__", str(func)))] += 1
 
     def checked(self, key: Any, made: Content, like: Any, expected: Callable[[], Any]) -> bool:
         """Compare the first results of a kind with torch's.
@@ -148,6 +152,33 @@ class CallRecorder(TorchFunctionMode):
         with contextlib.suppress(RuntimeWarning):
             warnings.warn("pixels are made at once from now on: a deferred result was not torch's", RuntimeWarning, 2)
         return False
+
+
+def record_by(handler: Handler, functions: Iterable[Any]) -> None:
+    """Let a handler record functions that get deferred tensors. One that is known for them is asked next.
+
+    Args:
+        handler: Returns the result, or ``NotImplemented``.
+        functions: Those.
+    """
+    for each in functions:
+        _HANDLERS[each] = _either(handler, _HANDLERS.get(each))
+
+
+def record_makers_by(handler: Handler, functions: Iterable[Any]) -> None:
+    """As :func:`record_by`, for functions that make tensors, whatever they get."""
+    for each in functions:
+        _MAKERS[each] = _either(handler, None)
+
+
+def _either(first: Handler, second: Handler | None) -> Handler:
+    def handle(recorder: CallRecorder, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        made = first(recorder, func, args, kwargs)
+        if made is not NotImplemented:
+            return made
+        return _UNKNOWN if second is None else second(recorder, func, args, kwargs)
+
+    return handle
 
 
 def _set_modes(modes: list[TorchFunctionMode]) -> None:
@@ -189,7 +220,8 @@ def painted(content: Content, like: torch.Tensor) -> torch.Tensor:
     return torch.from_numpy(out).view(content.table.dtype).as_strided(like.shape, like.stride())
 
 
-def _line_of_user() -> tuple[str, int]:
+def line_of_user() -> tuple[str, int]:
+    """Return the line of the user's code that called, by its file."""
     frame: Any = sys._getframe(3)
     while frame is not None:
         name = str(frame.f_globals.get("__name__", ""))
@@ -236,7 +268,7 @@ def _tensors(value: Any, depth: int) -> Iterator[torch.Tensor]:
             yield from _tensors(each, depth + 1)
 
 
-def _part(tensor: Any) -> tuple[Any, Content, bool] | None:
+def part_of_tensor(tensor: Any) -> tuple[Any, Content, bool] | None:
     """See :func:`~fastload.deferred.memory.part_of_memory`; only of tensors whose functions are known."""
     if type(tensor) not in _IMAGES or tensor.requires_grad:
         return None
@@ -255,9 +287,10 @@ def _deferred(content: Content, dims: int, kind: type) -> Any:
     return tensor if kind is torch.Tensor else tensor.as_subclass(kind)
 
 
-def _result(
+def recorded(
     recorder: CallRecorder, key: Any, content: Content, dims: int, kind: type, by_torch: Callable[[], Any]
 ) -> Any:
+    """Return a deferred result of a call, compared with torch's as by :meth:`CallRecorder.checked`."""
     made = _deferred(content, dims, kind)
     if made is _UNKNOWN or not recorder.checked(key, content, made, by_torch):
         return _UNKNOWN
@@ -332,11 +365,11 @@ def _on_values(tensor: Any, levels: torch.Tensor) -> Any:
     return shaped if type(tensor) is torch.Tensor else shaped.as_subclass(type(tensor))
 
 
-def _pointwise(recorder: CallRecorder, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+def pointwise(recorder: CallRecorder, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """A function of single values: call it with the table in place of the image."""
     arguments = (*args, *kwargs.values())
     images = [each for each in arguments if type(each) in _IMAGES and deferred_memory.memory_of(each) is not None]
-    if len(images) != 1 or (found := _part(tensor := images[0])) is None or "out" in kwargs:
+    if len(images) != 1 or (found := part_of_tensor(tensor := images[0])) is None or "out" in kwargs:
         return _UNKNOWN
     if (call := _call_of(func, tensor, args, kwargs)) is None:
         return _UNKNOWN
@@ -369,7 +402,7 @@ def _pointwise(recorder: CallRecorder, func: Any, args: tuple[Any, ...], kwargs:
         return _UNKNOWN
     made = content.with_values(table, fills)
     key = func, tensor.dim(), content.planar, content.table.dtype
-    result = _result(recorder, key, made, tensor.dim(), kind, lambda: _by_torch(func, args, kwargs, tensor, content))
+    result = recorded(recorder, key, made, tensor.dim(), kind, lambda: _by_torch(func, args, kwargs, tensor, content))
     if version and result is not _UNKNOWN and not result.is_inference():
         torch._C._increment_version([result] * version)
     return result
@@ -386,7 +419,7 @@ def called_on_levels(recorder: CallRecorder, func: Any, args: tuple[Any, ...], k
     with torch._C.DisableTorchFunction():
         if not deferred_memory.is_deferred(args[0]):
             return None
-        result = _pointwise(recorder, func, args, kwargs)
+        result = pointwise(recorder, func, args, kwargs)
     return None if result is _UNKNOWN else result
 
 
@@ -398,7 +431,7 @@ def _is_table(values: Any, tensor: Any) -> bool:
         and values.shape[-3:] == (3, 256, 1)
         and values.numel() == 3 * 256
         and values.device.type == "cpu"
-        and values.dtype in _DTYPES
+        and values.dtype in DTYPES
     )
 
 
@@ -438,16 +471,19 @@ def _changed_fills(
 ) -> tuple[Fill, ...]:
     """Return a content's fills after a function, which ``run`` does to levels."""
     fills = []
+    known: dict[int, torch.Tensor] = {}  # by the ids of values, which fills share
     for each in content.fills:
-        values = run(each.values[:, None])
-        _require_certain(func, args, kwargs, each.values, values)
-        fills.append(Fill(each.image, each.box, values.reshape(3)))
+        if (values := known.get(id(each.values))) is None:
+            made = run(each.values[:, None])
+            _require_certain(func, args, kwargs, each.values, made)
+            values = known[id(each.values)] = made.reshape(3)
+        fills.append(Fill(each.image, each.box, values))
     return tuple(fills)
 
 
 def _by_torch(func: Any, args: Any, kwargs: Any, tensor: Any, content: Content) -> Any:
     """Call a function with an ordinary tensor in place of a deferred one."""
-    real = _painted_as(tensor, content)
+    real = painted_as(tensor, content)
     return func(
         *(real if each is tensor else each for each in args),
         **{name: real if each is tensor else each for name, each in kwargs.items()},
@@ -457,8 +493,8 @@ def _by_torch(func: Any, args: Any, kwargs: Any, tensor: Any, content: Content) 
 def _in_place(recorder: CallRecorder, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """A function that changes single values of its first argument."""
     tensor = args[0]
-    found = _part(tensor)
-    if found is None or not found[2] or not _may_change(tensor):
+    found = part_of_tensor(tensor)
+    if found is None or not found[2] or not may_change(tensor):
         return _UNKNOWN
     if (call := _call_of(func, tensor, args, kwargs)) is None:
         return _UNKNOWN
@@ -495,21 +531,22 @@ def _in_place(recorder: CallRecorder, func: Any, args: tuple[Any, ...], kwargs: 
     return result
 
 
-def _may_change(tensor: torch.Tensor) -> bool:
+def may_change(tensor: torch.Tensor) -> bool:
+    """Whether torch lets a tensor be changed here."""
     return not tensor.is_inference() or torch.is_inference_mode_enabled()
 
 
 def _clone(recorder: CallRecorder, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    if len(args) != 1 or kwargs or (found := _part(args[0])) is None:
+    if len(args) != 1 or kwargs or (found := part_of_tensor(args[0])) is None:
         return _UNKNOWN
     tensor, content = args[0], found[1]
     key = func, tensor.dim(), content.planar, content.table.dtype
     kind = _type_of_result(func, tensor, content)
-    return _result(recorder, key, content, tensor.dim(), kind, lambda: _by_torch(func, args, kwargs, tensor, content))
+    return recorded(recorder, key, content, tensor.dim(), kind, lambda: _by_torch(func, args, kwargs, tensor, content))
 
 
 def _contiguous(recorder: CallRecorder, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    if len(args) != 1 or kwargs or (found := _part(args[0])) is None:
+    if len(args) != 1 or kwargs or (found := part_of_tensor(args[0])) is None:
         return _UNKNOWN
     tensor, content = args[0], found[1]
     if tensor.is_contiguous():
@@ -517,11 +554,11 @@ def _contiguous(recorder: CallRecorder, func: Any, args: tuple[Any, ...], kwargs
     made = replace(content, planar=True)
     key = func, tensor.dim(), content.planar, content.table.dtype
     kind = _type_of_result(func, tensor, content, *args[1:], **kwargs)
-    return _result(recorder, key, made, tensor.dim(), kind, lambda: _by_torch(func, args, kwargs, tensor, content))
+    return recorded(recorder, key, made, tensor.dim(), kind, lambda: _by_torch(func, args, kwargs, tensor, content))
 
 
 def _flip(recorder: CallRecorder, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    if not args or (found := _part(args[0])) is None:
+    if not args or (found := part_of_tensor(args[0])) is None:
         return _UNKNOWN
     tensor, content = args[0], found[1]
     dims: Any = args[1:] or tuple(kwargs.values())
@@ -534,7 +571,7 @@ def _flip(recorder: CallRecorder, func: Any, args: tuple[Any, ...], kwargs: dict
     made = flipped(content, horizontally=-1 in axes, vertically=-2 in axes)
     key = func, tuple(sorted(axes)), tensor.dim(), content.planar, content.table.dtype
     kind = _type_of_result(func, tensor, content, *args[1:], **kwargs)
-    return _result(recorder, key, made, tensor.dim(), kind, lambda: _by_torch(func, args, kwargs, tensor, content))
+    return recorded(recorder, key, made, tensor.dim(), kind, lambda: _by_torch(func, args, kwargs, tensor, content))
 
 
 _INTERPOLATE: Final = tuple(inspect.signature(interpolate).parameters)
@@ -551,7 +588,7 @@ def _interpolate(recorder: CallRecorder, func: Any, args: tuple[Any, ...], kwarg
     size = _size_of(given.get("size"))
     if size is None or given.get("antialias") is not True or TENSOR_FILTERS.get(mode) not in tensor_filters():
         return _UNKNOWN
-    found = _part(tensor[0] if len(tensor) == 1 else tensor)  # whatever the stride of one image
+    found = part_of_tensor(tensor[0] if len(tensor) == 1 else tensor)  # whatever the stride of one image
     if found is None or found[1].fills or not is_identity(found[1].table):
         return _UNKNOWN
     content = found[1]
@@ -565,9 +602,9 @@ def _interpolate(recorder: CallRecorder, func: Any, args: tuple[Any, ...], kwarg
 
     def by_torch() -> Any:
         real = torch.empty_strided(tensor.shape, stride, dtype=torch.uint8)
-        return func(real.copy_(_painted_as(tensor, content)), **given)
+        return func(real.copy_(painted_as(tensor, content)), **given)
 
-    return _result(recorder, (func, mode, content.planar, planar), made, 4, torch.Tensor, by_torch)
+    return recorded(recorder, (func, mode, content.planar, planar), made, 4, torch.Tensor, by_torch)
 
 
 def _size_of(sides: Any) -> tuple[int, int] | None:
@@ -618,21 +655,21 @@ def _stacked(recorder: CallRecorder, func: Any, tensors: Sequence[Any], dims: in
     """Join images, or batches of them, to a batch."""
     contents = []
     for each in tensors:
-        found = _part(each)
+        found = part_of_tensor(each)
         if found is None or each.dim() != dims:
             return _UNKNOWN
         contents.append(found[1])
     if not contents or not _are_alike(contents, dims):
         return _UNKNOWN
     size = (1, 3, 2, 4)[-dims:]
-    small = func([_ordinary(each, size, content) for each, content in zip(tensors[:2], contents, strict=False)])
+    small = func([ordinary(each, size, content) for each, content in zip(tensors[:2], contents, strict=False)])
     made = joined(contents, planar=small.is_contiguous())
 
     def by_torch() -> Any:
-        return func([_painted_as(each, content) for each, content in zip(tensors, contents, strict=True)])
+        return func([painted_as(each, content) for each, content in zip(tensors, contents, strict=True)])
 
     key = func, contents[0].planar, made.table.dtype, type(small)
-    return _result(recorder, key, made, 4, type(small), by_torch)
+    return recorded(recorder, key, made, 4, type(small), by_torch)
 
 
 def _cat(recorder: CallRecorder, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -646,7 +683,7 @@ def _cat(recorder: CallRecorder, func: Any, args: tuple[Any, ...], kwargs: dict[
     return _stacked(recorder, func, tensors, dims=4)
 
 
-def _ordinary(tensor: Any, shape: tuple[int, ...], content: Content) -> Any:
+def ordinary(tensor: Any, shape: tuple[int, ...], content: Content) -> Any:
     """An ordinary tensor of any values with another's type and a content's layout."""
     made = torch.empty_strided(shape, strides_of(shape, planar=content.planar), dtype=content.table.dtype)
     return made.as_subclass(type(tensor))
@@ -657,12 +694,12 @@ def _type_of_result(func: Any, tensor: Any, content: Content, *arguments: Any, *
     if type(tensor) is torch.Tensor:
         return torch.Tensor
     small = (1, 3, 2, 4)[-tensor.dim() :]
-    return type(func(_ordinary(tensor, small, content), *arguments, **named))
+    return type(func(ordinary(tensor, small, content), *arguments, **named))
 
 
-def _painted_as(tensor: Any, content: Content) -> Any:
+def painted_as(tensor: Any, content: Content) -> Any:
     """An ordinary tensor with another's type and shape that holds a content, without gaps."""
-    return painted(content, _ordinary(tensor, tuple(tensor.shape), content)).as_subclass(type(tensor))
+    return painted(content, ordinary(tensor, tuple(tensor.shape), content)).as_subclass(type(tensor))
 
 
 def _are_alike(contents: list[Content], dims: int) -> bool:
@@ -681,14 +718,14 @@ _BASIC: Final = (int, slice, type(Ellipsis), type(None))
 def _set(recorder: CallRecorder, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """Put a constant into a box."""
     tensor, index, value = args
-    found = _part(tensor)
+    found = part_of_tensor(tensor)
     places = index if isinstance(index, tuple) else (index,)
     if found is None or not found[2] or not all(type(each) in _BASIC for each in places):
         return _UNKNOWN
     if type(value) not in (int, float, bool, torch.Tensor) or _constant(value) is None:
         return _UNKNOWN
     memory, content, _ = found
-    if not _may_change(tensor):
+    if not may_change(tensor):
         return _UNKNOWN
     box = tensor[index]
     if not box.numel():
@@ -802,6 +839,8 @@ _PASSED: Final = frozenset(
             "element_size", "is_floating_point", "is_complex", "is_signed", "get_device", "is_inference", "is_pinned"
         ),
         *_named("is_conj", "is_neg", "is_shared"),
+        *_named("new_empty", "new_zeros", "new_ones", "new_full"),
+        *_named("empty_like", "zeros_like", "ones_like", "full_like", "rand_like", "randn_like"),
         _T.__len__,
         *(
             getattr(torch, name)
@@ -820,7 +859,7 @@ _VIEWS: Final = (
 )
 """Functions that return tensors in their argument's memory, whose content is known."""
 
-_DTYPES: Final = frozenset(
+DTYPES: Final = frozenset(
     [
         *(torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64, torch.uint16, torch.uint32, torch.uint64),
         *(torch.bool, torch.float16, torch.bfloat16, torch.float32, torch.float64),
@@ -832,6 +871,8 @@ _SUMS: Final = frozenset(_named("add", "sub", "subtract", "rsub", "add_", "sub_"
 """Functions whose third argument is a factor."""
 
 _SEVERAL_ROUNDINGS: Final = frozenset(_named("floor_divide", "remainder"))
+
+_MAKERS: Final[dict[Any, Handler]] = {}
 
 _HANDLERS: Final[dict[Any, Handler]] = {
     **dict.fromkeys(
@@ -860,7 +901,7 @@ _HANDLERS: Final[dict[Any, Handler]] = {
             *(getattr(_T, name) for name in ("__rsub__", "__rdiv__", "__rtruediv__") if hasattr(_T, name)),
             torch.as_tensor,
         ],
-        _pointwise,
+        pointwise,
     ),
     **dict.fromkeys(
         _named("add_", "sub_", "subtract_", "mul_", "multiply_", "div_", "divide_", "true_divide_", "neg_", "clamp_"),

@@ -12,6 +12,7 @@ from PIL import ImageFile
 from fastload import _core
 from fastload.deferred.content import value_bytes
 from fastload.deferred.decoding import ByTorchvision
+from fastload.deferred.placed import Placed
 from fastload.device.decode.files import SCRATCH_MAX_BYTES, StagedLayout
 from fastload.device.decode.received import StagedBatch, StagedTensor, is_paintable, paint_at_once, pixels_of
 from fastload.lazy.pixels import ByPillow, File, Pending
@@ -103,8 +104,10 @@ class Stager:
         return StagedBatch(sizes, layout, begin, owners, order, painted, (end - len(programs), end)), at
 
 
-def _settled(image: Pending) -> Pending:
-    """Return an image that is a whole file's, if that is decoded."""
+def _settled(image: Pending | Placed) -> Pending:
+    """Return an image that is a whole file's, if that is decoded, or if no kernel makes it."""
+    if isinstance(image, Placed):
+        return image.made()
     return image.made() if image.file.is_decoded and not image.is_whole else image
 
 

@@ -400,12 +400,16 @@ class Pending:
         """Make a core image of Pillow's."""
         return core_of(self.pixels())
 
-    def core_program(self) -> _core.ImageProgram:
-        """The core's form of it."""
+    def core_program(self, place: tuple[int, int, int, int] | None = None) -> _core.ImageProgram:
+        """The core's form of it.
+
+        Args:
+            place: ``(top, left, height, width)`` in a tensor's image, if it does not take all of that.
+        """
         width, height = self.file.size
         levels = (height, width) if self.file.is_decoded else None
         library = self.file.library.name
-        return _core.ImageProgram(self.file.data, self.geometry(), self.filter, self.all_steps, levels, library)
+        return _core.ImageProgram(self.file.data, self.geometry(), self.filter, self.all_steps, levels, library, place)
 
     def fields(self) -> tuple[Any, ...]:
         """What :class:`Pending` was made of, the file aside."""

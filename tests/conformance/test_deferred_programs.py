@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import torch
+from deferred.canvas_programs import canvas_program, canvas_programs
 from deferred.collates import (
     COLLATES,
     TRANSFORMS,
@@ -35,7 +36,7 @@ from references import kept
 from torch.utils.data import DataLoader, default_collate
 
 from fastload import FastLoader
-from fastload.deferred import decoding, functions, memory
+from fastload.deferred import canvas, decoding, functions, memory
 
 ours = functools.partial(FastLoader, device="cpu")
 
@@ -48,6 +49,8 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(autouse=True)
 def _small_levels_are_deferred(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(functions, "LEVELS_MIN_BYTES", 1)  # those of files other than JPEG, too
+    monkeypatch.setattr(canvas, "MIN_BYTES", 1)
+    monkeypatch.setattr(canvas, "TRIED_MIN", 1 << 30)
 
 
 def compare(programs: list[Program], folder: Path, *, catches: bool = True, seeds: bool = True, **options: Any) -> None:
@@ -64,6 +67,10 @@ def test_programs_written_by_hand(folder):
 
 def test_programs_with_views_and_inexact_values(folder):
     compare(view_programs(), folder, num_workers=1)
+
+
+def test_programs_that_fill_constant_tensors(folder):
+    compare([*canvas_programs(), *map(canvas_program, range(300))], folder)
 
 
 def test_random_programs(folder):

@@ -17,7 +17,7 @@ import torch
 from .outcomes import described
 
 PRELUDE = """
-import collections, copy, ctypes, functools, gc, io, math, os, pickle, random, threading, types
+import collections, copy, ctypes, functools, gc, io, math, os, pickle, random, threading, types, warnings
 import numpy as np
 import torch
 import torch.nn.functional as nn

@@ -4,27 +4,31 @@ from __future__ import annotations
 
 import functools
 import gc
+import math
 import re
 import signal
+from dataclasses import replace
 
 import numpy as np
 import pytest
 import torch
-from deferred_images import calibrated, deferred, expected, fill_of, of_levels, pending, table
+from deferred_images import SIDE, calibrated, deferred, expected, fill_of, of_levels, pending, table
 from photos import jpeg, pixels
 from PIL import Image
-from torch.nn.functional import interpolate
+from torch.nn.functional import interpolate, pad
 from torchvision.transforms import _functional_tensor
 from torchvision.transforms import functional as functional_of_pillow
 from torchvision.transforms.v2 import functional
 
 from fastload import _core
-from fastload.deferred import functions, recorder
+from fastload._compare import same_bits
+from fastload.deferred import canvas, copies, functions, recorder
 from fastload.deferred.content import Content
 from fastload.deferred.functions import Deferral
 from fastload.deferred.geometry import placed
 from fastload.deferred.memory import content_to_send, is_deferred
 from fastload.deferred.recorder import IDENTITY
+from fastload.deferred.staging import Stager
 from fastload.lazy import images as lazy_images
 from fastload.lazy.pixels import File, Pending
 
@@ -95,6 +99,130 @@ def test_resizes_of_levels_are_recorded(name, planar):
     assert not watching.painted_by
     assert (made.shape, made.stride(), made._version) == (theirs.shape, theirs.stride(), theirs._version)
     assert torch.equal(made, theirs)
+
+
+def filled_by_copies(x):
+    batch = torch.zeros((3, *x.shape), dtype=x.dtype)
+    for row in range(3):
+        batch[row].copy_(x)
+    return batch
+
+
+def filled_by_sums(x):
+    batch = torch.zeros((3, *x.shape), dtype=x.dtype)
+    for row in range(3):
+        batch[row] += x
+    return batch
+
+
+def filled_in_part(x):
+    batch = x.new(3, 3, SIDE + 5, SIDE + 9).fill_(0.25)
+    for row, place in enumerate(batch[:2]):
+        place[..., row : SIDE + row, 3 : SIDE + 3].copy_(x)
+    return batch
+
+
+def filled_again(x):
+    batch = torch.full((2, 3, SIDE, SIDE), 0.5)
+    batch[0], batch[1] = x, x.flip(-1)
+    batch[1, :, 3:9].fill_(2)
+    batch[0] = x.flip(-2)
+    return batch
+
+
+def in_squares(x):
+    square = torch.ones(3, SIDE + 8, SIDE + 8)
+    square[:, 3 : SIDE + 3, 2 : SIDE + 2] = x
+    return torch.stack([square, square.flip((-1, -2)), square.flip(-1)])[:, :, 1:-4, 4:-2] * 2
+
+
+COPIES = {
+    "copies": filled_by_copies,
+    "sums": filled_by_sums,
+    "parts": filled_in_part,
+    "twice": filled_again,
+    "squares": in_squares,
+    "never": lambda x: x.new_zeros(2, 3, SIDE, SIDE),
+    "paddings": lambda x: pad(x[None], (1, 2, 3, 4), value=0.5).flip(-1),
+    "formats": lambda x: torch.stack([x, x]).to(memory_format=torch.channels_last),
+    "the format that it has": lambda x: torch.stack([x, x]).to(memory_format=torch.contiguous_format).float(),
+    "torch.tensor": lambda x: torch.tensor(x),
+}
+
+
+@pytest.mark.filterwarnings("ignore:To copy construct")
+@pytest.mark.parametrize("name", COPIES)
+def test_copies_to_constants_are_deferred(monkeypatch, name):
+    monkeypatch.setattr(canvas, "MIN_BYTES", 1)
+    lazy_images.prepare()
+    canvas.install()
+    copies.install()
+    call, of = COPIES[name], content()
+    watching = recorder.CallRecorder()
+    with watching:
+        for _ in range(3):  # two are compared with torch's
+            made = call(deferred(of, single=True))
+    theirs = call(expected(of)[0])
+    assert is_deferred(made)
+    assert not watching.painted_by
+    assert not watching.is_off
+    assert (made.shape, made.stride(), made._version) == (theirs.shape, theirs.stride(), theirs._version)
+    held = content_to_send(made)
+    out = np.empty(held.nbytes, np.uint8)
+    held.paint(out)
+    assert same_bits(torch.from_numpy(out).view(made.dtype).as_strided(made.shape, made.stride()), theirs)
+    assert same_bits(made, theirs)
+
+
+def test_levels_are_split_into_planes(level):
+    for height, width in ((1, 1), (5, 7), (33, 31), (47, 61)):
+        image = pixels(1, height, width)
+        of = Content((of_levels(image, (0, 0, width, height)),), IDENTITY, planar=True)
+        out = np.empty(of.nbytes, np.uint8)
+        of.paint(out)
+        assert np.array_equal(out.reshape(3, height, width), image.transpose(2, 0, 1))
+
+
+def test_lines_whose_constants_get_no_images_are_not_deferred_for_long(monkeypatch):
+    monkeypatch.setattr(canvas, "MIN_BYTES", 1)
+    canvas.install()
+    x = deferred(content(), single=True)
+    with recorder.CallRecorder():
+        made = [torch.zeros(3, SIDE, SIDE) for _ in range(canvas.TRIED_MIN + 2)]
+    assert [*map(is_deferred, made)] == [True] * canvas.TRIED_MIN + [False] * 2
+    assert is_deferred(x)
+
+
+def test_the_first_images_are_deferred_once_they_are_compared(deferral, monkeypatch):
+    lazy_images.prepare()
+    monkeypatch.setattr(functions, "LEVELS_MIN_BYTES", 1)
+    library = replace(calibrated(), comparisons=2)
+    images = [pending(DATA, SIZE, seed, file=File(DATA, SIZE, library)) for seed in range(3)]
+    with deferral:
+        to_tensor = deferral._in_place_of(functional_of_pillow.pil_to_tensor)
+        made = [to_tensor(Image.Image()._new(each)) for each in images]
+    assert library.comparisons == 0
+    assert [*map(is_deferred, made)] == [True] * 3
+
+
+def test_images_with_constants_around_are_staged_as_levels(monkeypatch):
+    monkeypatch.setattr(canvas, "MIN_BYTES", 1)
+    lazy_images.prepare()
+    canvas.install()
+    with recorder.CallRecorder():
+        made = in_squares(deferred(content(), single=True))
+    held, stager = content_to_send(made), Stager()
+    leaf = stager.take(held, made.size(), made.stride())
+    memory = torch.zeros(1 << 20, dtype=torch.uint8)
+    batch, _ = stager.write(memory)
+    size = 3 * math.prod(held.image_size)
+    levels = [memory[batch.painted[place] :][:size].view(*held.image_size, 3) for place in range(3)]
+    values = torch.frombuffer(bytearray(leaf.values), dtype=leaf.dtype).view(3, 256)
+    images = torch.stack([torch.stack([values[c][each[..., c].long()] for c in range(3)]) for each in levels])
+    for image, (top, left, height, width), constant in leaf.fills:
+        box = images[image, :, top : top + height, left : left + width]
+        box.copy_(torch.frombuffer(bytearray(constant), dtype=leaf.dtype)[:, None, None])
+    assert same_bits(images, in_squares(expected(content())[0]))
 
 
 MADE_AT_ONCE = {

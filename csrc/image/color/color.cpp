@@ -79,6 +79,10 @@ bool is_empty(const Image& image) { return image.height == 0 || image.width == 0
 
 }  // namespace
 
+void to_planes(const std::uint8_t* pixels, std::size_t count, std::uint8_t* out) {
+  kernels().to_planes(pixels, count, out);
+}
+
 void apply_table(const LevelTable& table, Image image) { kernels().apply_table(table, joined(image)); }
 
 void adjust_brightness(Image image, double factor) { blend_with_level(0, factor, image); }

@@ -4,6 +4,7 @@
 #pragma once
 
 #include <array>
+#include <cstddef>
 #include <cstdint>
 
 #include "base/image.h"
@@ -14,6 +15,9 @@ namespace fastload {
 using LevelTable = std::array<std::array<std::uint8_t, 256>, 3>;
 
 void apply_table(const LevelTable& table, Image image);  // in place
+
+// Writes `count` pixels as three planes, one behind the other.
+void to_planes(const std::uint8_t* pixels, std::size_t count, std::uint8_t* out);
 
 // ImageEnhance.Brightness(image).enhance(factor); torchvision's adjust_brightness. In place, as are all below.
 void adjust_brightness(Image image, double factor);

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <array>
+#include <cstddef>
 #include <cstdint>
 
 #include "base/planes.h"
@@ -34,6 +35,7 @@ struct ColorKernels {
   void (*torch_to_grayscale)(Image image);
   std::uint64_t (*torch_sum_of_gray)(ConstImage image);
   Bounds (*bounds)(ConstImage image);  // of each channel; `image` has at least one pixel
+  void (*to_planes)(const std::uint8_t* pixels, std::size_t count, std::uint8_t* out);
 };
 
 extern const ColorKernels kPortableColor;

@@ -263,6 +263,20 @@ FASTLOAD_TARGET void blend_with_smooth(float factor, Image image) {
   }
 }
 
+FASTLOAD_TARGET void to_planes(const std::uint8_t* pixels, std::size_t count, std::uint8_t* out) {
+  Planes planes;
+  std::size_t i = 0;
+  for (; i + kBlock <= count; i += kBlock) {
+    split(pixels + 3 * i, planes);
+    std::memcpy(out + i, planes.red, kBlock);
+    std::memcpy(out + count + i, planes.green, kBlock);
+    std::memcpy(out + 2 * count + i, planes.blue, kBlock);
+  }
+  for (; i < count; ++i) {
+    for (std::size_t channel = 0; channel < 3; ++channel) out[channel * count + i] = pixels[3 * i + channel];
+  }
+}
+
 constexpr ColorKernels kLoops = {apply_table,
                                  blend_with_gray,
                                  blend_with_smooth,
@@ -272,7 +286,8 @@ constexpr ColorKernels kLoops = {apply_table,
                                  torch_blend_with_gray,
                                  to_grayscale<TorchGray>,
                                  sum_of_gray<TorchGray>,
-                                 bounds};
+                                 bounds,
+                                 to_planes};
 
 }  // namespace
 }  // namespace fastload

@@ -231,7 +231,7 @@ def trained(record: dict[str, Any]) -> str:
             continue
         ms = row["ms_per_step"]
         times = [with_farthest(ms[name], ".1f", " ms") for name in ("resident", "torch", "fastload")]
-        rows.append([*known, *times, *(with_farthest(shares[name], ".0%") for name in ("torch", "fastload"))])
+        rows.append([*known, *times, *(with_farthest(shares[name], ".0%", "") for name in ("torch", "fastload"))])
     header = ["program", "loads", "step, data on the GPU", "from torch's DataLoader", "from fastload"]
     return table([*header, "share, torch", "share, fastload"], rows, texts=2)
 

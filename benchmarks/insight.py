@@ -172,8 +172,8 @@ def without_stats() -> Iterator[None]:
         put(meter.Meter, "ask", lambda self: 0.0)
         put(meter.Meter, "got", lambda self, *rest, **more: None)
         for module in (loader_module, iterators):
-            put(module, "measure", lambda iterator, measured: measured)
-        put(iterators, "measure_here", lambda iterator, measured: None)
+            put(module, "measure", lambda iterator, measured, **more: measured)
+        put(iterators, "measure_here", lambda iterator, measured, **more: None)
         put(worker, "WorkerCounters", lambda *arguments, **more: _NoCounters)
         put(worker, "listen", lambda *arguments: None)
         put(place.Position, "follow", lambda self, *rest: None)  # which reads the meter

@@ -27,7 +27,7 @@ PROCESSORS: dict[str, tuple[dict[str, Any], int]] = {
     "DetrImageProcessor": ({"size": {"shortest_edge": 80, "longest_edge": 120}, "do_pad": False}, 0),
     "ConvNextImageProcessor": ({"size": {"shortest_edge": 384}}, 0),
     "Qwen2VLImageProcessor": ({}, 1),  # patches
-    "PixtralImageProcessor": ({}, 1),  # pads
+    "PixtralImageProcessor": ({}, 0),
 }
 """Arguments, and how often each image is looked at."""
 

@@ -270,28 +270,44 @@ def _tensors(value: Any, depth: int) -> Iterator[torch.Tensor]:
 
 def part_of_tensor(tensor: Any) -> tuple[Any, Content, bool] | None:
     """See :func:`~fastload.deferred.memory.part_of_memory`; only of tensors whose functions are known."""
-    if type(tensor) not in _IMAGES or tensor.requires_grad:
+    if type(tensor) not in _IMAGES or tensor.requires_grad or _is_one_with_channels_last(tensor):
         return None
     with torch._C.DisableTorchFunctionSubclass():
         return deferred_memory.part_of_memory(tensor)
 
 
-def _deferred(content: Content, dims: int, kind: type) -> Any:
+def _deferred(content: Content, dims: int, kind: type, stride: tuple[int, ...] | None) -> Any:
     """Make a tensor that is deferred, or ``_UNKNOWN`` without memory for it."""
     height, width = content.image_size
     shape = (len(content.images), 3, height, width)[-dims:]
     try:
-        tensor = deferred_memory.tensor_of(content, shape, strides_of(shape, planar=content.planar))
+        tensor = deferred_memory.tensor_of(content, shape, stride or strides_of(shape, planar=content.planar))
     except MemoryError:
         return _UNKNOWN
     return tensor if kind is torch.Tensor else tensor.as_subclass(kind)
 
 
 def recorded(
-    recorder: CallRecorder, key: Any, content: Content, dims: int, kind: type, by_torch: Callable[[], Any]
+    recorder: CallRecorder,
+    key: Any,
+    content: Content,
+    dims: int,
+    kind: type,
+    by_torch: Callable[[], Any],
+    stride: tuple[int, ...] | None = None,
 ) -> Any:
-    """Return a deferred result of a call, compared with torch's as by :meth:`CallRecorder.checked`."""
-    made = _deferred(content, dims, kind)
+    """Return a deferred result of a call, compared with torch's as by :meth:`CallRecorder.checked`.
+
+    Args:
+        recorder: Records the call.
+        key: The kind of call.
+        content: What the result holds.
+        dims: Its dimensions.
+        kind: Its type.
+        by_torch: Computes it by torch.
+        stride: Its strides, if they are not the usual ones of its images.
+    """
+    made = _deferred(content, dims, kind, stride)
     if made is _UNKNOWN or not recorder.checked(key, content, made, by_torch):
         return _UNKNOWN
     return made
@@ -369,7 +385,10 @@ def pointwise(recorder: CallRecorder, func: Any, args: tuple[Any, ...], kwargs: 
     """A function of single values: call it with the table in place of the image."""
     arguments = (*args, *kwargs.values())
     images = [each for each in arguments if type(each) in _IMAGES and deferred_memory.memory_of(each) is not None]
-    if len(images) != 1 or (found := part_of_tensor(tensor := images[0])) is None or "out" in kwargs:
+    if len(images) != 1 or "out" in kwargs:
+        return _UNKNOWN
+    tensor = images[0]
+    if (found := _part_of_values(tensor)) is None:
         return _UNKNOWN
     if (call := _call_of(func, tensor, args, kwargs)) is None:
         return _UNKNOWN
@@ -401,8 +420,13 @@ def pointwise(recorder: CallRecorder, func: Any, args: tuple[Any, ...], kwargs: 
             raise
         return _UNKNOWN
     made = content.with_values(table, fills)
-    key = func, tensor.dim(), content.planar, content.table.dtype
-    result = recorded(recorder, key, made, tensor.dim(), kind, lambda: _by_torch(func, args, kwargs, tensor, content))
+    stride = tensor.stride() if _is_one_with_channels_last(tensor) else None
+    key = func, tensor.dim(), content.planar, content.table.dtype, stride is None
+
+    def by_torch() -> Any:
+        return _by_torch(func, args, kwargs, tensor, content)
+
+    result = recorded(recorder, key, made, tensor.dim(), kind, by_torch, stride)
     if version and result is not _UNKNOWN and not result.is_inference():
         torch._C._increment_version([result] * version)
     return result
@@ -421,6 +445,19 @@ def called_on_levels(recorder: CallRecorder, func: Any, args: tuple[Any, ...], k
             return None
         result = pointwise(recorder, func, args, kwargs)
     return None if result is _UNKNOWN else result
+
+
+def _is_one_with_channels_last(tensor: Any) -> bool:
+    """Whether it is ``image[None]``, whose stride torch's results have, too."""
+    if tensor.dim() != 4 or tensor.shape[0] != 1:
+        return False
+    *_, width = tensor.shape
+    return tuple(tensor.stride()) == (3, 1, 3 * width, 3)
+
+
+def _part_of_values(tensor: Any) -> tuple[Any, Content, bool] | None:
+    """See :func:`part_of_tensor`; for functions whose results have a tensor's own strides."""
+    return part_of_tensor(tensor[0] if _is_one_with_channels_last(tensor) else tensor)
 
 
 def _is_table(values: Any, tensor: Any) -> bool:
@@ -493,7 +530,7 @@ def _by_torch(func: Any, args: Any, kwargs: Any, tensor: Any, content: Content) 
 def _in_place(recorder: CallRecorder, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """A function that changes single values of its first argument."""
     tensor = args[0]
-    found = part_of_tensor(tensor)
+    found = _part_of_values(tensor)
     if found is None or not found[2] or not may_change(tensor):
         return _UNKNOWN
     if (call := _call_of(func, tensor, args, kwargs)) is None:
@@ -699,6 +736,8 @@ def _type_of_result(func: Any, tensor: Any, content: Content, *arguments: Any, *
 
 def painted_as(tensor: Any, content: Content) -> Any:
     """An ordinary tensor with another's type and shape that holds a content, without gaps."""
+    if _is_one_with_channels_last(tensor):
+        return painted_as(tensor[0], content)[None]
     return painted(content, ordinary(tensor, tuple(tensor.shape), content)).as_subclass(type(tensor))
 
 

@@ -43,6 +43,7 @@ CALLS = {
     "layout": lambda x: x.permute(1, 2, 0).permute(2, 0, 1).contiguous(),
     "stack": lambda x: torch.stack([x, x * 2]),
     "batches in one": lambda x: torch.cat([torch.stack([x, x.flip(-1)]), torch.stack([x])])[1:],
+    "one of a batch": lambda x: x[None].to(torch.float64).sub(1).div_(3),
     "views of a stack": lambda x: torch.stack([x * 2, x * 2])[1] + 1,
 }
 

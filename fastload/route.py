@@ -67,6 +67,11 @@ class Route:
 class Outcomes(Protocol):
     """What a loader's earlier epochs have shown of a recipe."""
 
+    @property
+    def reads_pixels(self) -> bool:
+        """Whether the user's code read deferred pixels of each batch, about."""
+        ...
+
     def known(self, loader: LoaderConfig[Any], recipe: Recipe) -> str | None:
         """Why the recipe must not be used; ``None`` if it passed or is unchecked."""
         ...
@@ -123,6 +128,10 @@ def decide(
     for_opencv = changes_libraries and decodes_for_opencv()
     is_deferred = is_lazy and loader.deferred and "torchvision" in sys.modules
     no_slots = no_slots_because(loader, device)
+    on_gpu_deferred = is_deferred and no_slots is None and _not_on_gpu(loader, None, device) is None
+    if maker == "workers" and on_gpu_deferred and loader.engine == "auto" and not outcomes.reads_pixels:
+        maker, recipe = "python", None
+        reasons = (*reasons, "functions of your own run beside it, and the GPU makes pixels faster than workers do")
     if is_lazy and recipe is None:
         not_on_gpu = _not_on_gpu(loader, None, device)
     if maker == "next":

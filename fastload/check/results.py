@@ -49,6 +49,8 @@ class ParityResults:
         self._told: set[str] = set()
         self.python_used = False
         """Whether samples were made in Python; their process is better forked where torch would fork its workers."""
+        self.reads_pixels = False
+        """Whether the user's code read deferred pixels of each batch, about. Then workers make the next epoch's."""
 
     def note_python(self) -> None:
         """Note that samples are made in Python."""

@@ -146,6 +146,9 @@ def _is_pinned(data: Any) -> bool:
 def route_of(loader: LoaderConfig[Any]) -> Route:
     """Decide what makes an epoch of ``loader`` that starts now."""
     state = state_of(loader)
+    if not state.checks.reads_pixels:
+        totals = state.totals
+        state.checks.reads_pixels = 0 < totals["batches"] <= totals["made:looked_at"]
     return decide(loader, state.checks, _prepare_lazy_images, _decodes_for_opencv, state.makes_own(loader))
 
 

@@ -14,7 +14,10 @@ from torchvision.datasets import ImageFolder
 
 from fastload import FastLoader, Plan, Step
 from fastload.device import nvrtc
+from fastload.device.decode import loader_allows
+from fastload.loader_state import LoaderState
 from fastload.plan import READ_AGAIN, slots_wanted
+from fastload.stats.stats import Totals
 
 
 @pytest.fixture
@@ -204,6 +207,28 @@ def test_a_missing_kernel_is_said_with_the_remedy(cuda, monkeypatch, tmp_path):
     monkeypatch.setattr(nvrtc, "lacking", lambda *_: None)
     assert loader.plan.engine == "native"
     assert "kernel" not in text_of(loader)
+
+
+def test_a_gpu_makes_the_pixels_beside_functions_that_read_none(cuda, monkeypatch, tmp_path):
+    dataset = ImageFolder(make_folder(tmp_path, 3), train_v1())
+
+    def made_by(**options):
+        return FastLoader(dataset, num_workers=1, device="cuda", collate_fn=lambda samples: samples, **options)
+
+    loader = made_by()
+    assert loader.plan.engine == "native"  # no GPU decodes
+    monkeypatch.setattr(loader_allows, "not_on_gpu_because", lambda *arguments: None)
+    assert loader.plan.engine == "workers"
+    assert "the GPU makes pixels faster than workers do" in text_of(loader)
+    for options in ({"engine": "native"}, {"deferred": False}, {"max_pinned_bytes": 0}):
+        assert made_by(**options).plan.engine == "native"
+    totals = Totals({"batches": 4, "made:looked_at": 3})
+    monkeypatch.setattr(LoaderState, "totals", totals)
+    assert loader.plan.engine == "workers"
+    totals["made:looked_at"] += 1
+    assert loader.plan.engine == "native"
+    totals["batches"] += 8  # which workers have made since
+    assert loader.plan.engine == "native"
 
 
 def test_a_plan_cannot_be_changed():

@@ -51,11 +51,26 @@ class RankStats(Result):
 
     @property
     def extents(self) -> dict[str, tuple[float, float]]:
-        """The least and the greatest value of each number, by its name in :meth:`Stats.scalars`."""
-        numbers = [stats.scalars() for stats in self.stats]
+        """The least and the greatest value of each number, by the names of :meth:`Stats.scalars`."""
+        return self._extents("fastload", "/")
+
+    def _extents(self, prefix: str, separator: str) -> dict[str, tuple[float, float]]:
+        numbers = [stats.scalars(prefix, separator) for stats in self.stats]
         names = dict.fromkeys(name for each in numbers for name in each)
         found = {name: [each[name] for each in numbers if name in each] for name in names}
         return {name: (min(values), max(values)) for name, values in found.items()}
+
+    def scalars(self, prefix: str = "fastload", separator: str = "/") -> dict[str, float]:
+        """The least, the greatest and the sum of each number, as ``fastload/images_per_s/min``, ``max`` and ``sum``.
+
+        ``fastload/slowest`` is the slowest rank, and only numbers in :attr:`sums` have a sum. Arguments are those of
+        :meth:`Stats.scalars`.
+        """
+        numbers = {"slowest": float(self.slowest)} | {f"{name}{separator}sum": each for name, each in self.sums.items()}
+        found = {f"{prefix}{separator}{name}": float(each) for name, each in numbers.items()}
+        for name, (least, most) in self._extents(prefix, separator).items():
+            found |= {f"{name}{separator}min": least, f"{name}{separator}max": most}
+        return found
 
     def report(self, rank: int | None = None) -> Report:
         """The report of one rank; by default of the slowest."""

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import textwrap
 from dataclasses import asdict
 from pathlib import Path
+from types import SimpleNamespace
 
 import interpreters
 import pytest
+import torch
+import torch.distributed
 
 from fastload.stats.ranks import SHOWN_MAX, RankStats
 from fastload.stats.stats import Stats, Totals, make_stats
@@ -103,4 +107,27 @@ def test_of_many_ranks_those_that_wait_most_are_printed():
     lines = str(RankStats((*[of(0.0)] * SHOWN_MAX, of(5.0)), ("host",) * (SHOWN_MAX + 1))).splitlines()
     first = next(number for number, line in enumerate(lines) if line.startswith("  rank"))
     assert lines[first + 1].split()[:2] == [str(SHOWN_MAX), "host"]
+    assert len(lines[first + 1 : -1]) == SHOWN_MAX
     assert lines[-1] == "  and 1 rank that waited less"
+
+
+def test_objects_travel_by_the_device_of_the_process_group(monkeypatch):
+    """NCCL sends from the current device, which is GPU 0 in every process that has not set another."""
+    current = [0]
+
+    @contextlib.contextmanager
+    def device_index(index):
+        before, current[0] = current[0], current[0] if index is None else index
+        yield
+        current[0] = before
+
+    def all_gather_object(gathered, mine, group):
+        gathered[:] = [mine] if current == [3] else []
+
+    world = SimpleNamespace(WORLD=SimpleNamespace(bound_device_id=torch.device("cuda", 3)))
+    monkeypatch.setattr(torch.accelerator, "device_index", device_index)
+    answers = {"is_initialized": lambda: True, "get_world_size": lambda group: 1, "group": world}
+    for name, answer in {**answers, "all_gather_object": all_gather_object}.items():
+        monkeypatch.setattr(torch.distributed, name, answer)
+    assert len(of(1.0).all_gather().stats) == 1
+    assert current == [0]

@@ -648,7 +648,7 @@ def full():
     waited = {"waited:decode": 4.5, "waited:hand-over": 0.5, "waited:gpu": 1.0}
     device = {"device:copies": 100, "device:copied_bytes": 10**6, "device:steps": 100, "device:total_s": 10.0}
     stages = {"stage:decode:count": 100, "stage:decode:s": 4.0, "gpu:looks": 4, "gpu:busy": 2.0}
-    totals = Totals(sums | waited | device | stages | {"device:idle_s": 5.0})
+    totals = Totals(sums | waited | device | stages | {"device:idle_s": 7.0})
     missed = {"a batch of another size": 2, "no free slot": 3}
     return make_stats(totals, workers=2, missed=missed, queues={"ready": 2}, places=(("a.py:1",), (), ()))
 
@@ -694,7 +694,8 @@ def test_scalars_are_all_numbers_by_flat_names():
     stats = full()
     scalars = stats.scalars()
     assert all(type(value) is float for value in scalars.values())
-    assert scalars["fastload/loader_stall"] == stats.device_stall == 0.5
+    assert scalars["fastload/loader_stall"] == stats.device_stall == pytest.approx(0.7)
+    assert scalars["fastload/batch_stall"] == pytest.approx(0.5)
     assert scalars["fastload/missed"] == 5
     assert scalars["fastload/waited_for_s/hand_over"] == 0.5
     assert "fastload/gpu_decode_cost_s" not in scalars  # not measured

@@ -51,7 +51,7 @@ def _plain(value: Any) -> Any:
 
 
 def flat_numbers(plain: Mapping[str, Any], prefix: str, separator: str) -> dict[str, float]:
-    """Numbers of a plain dictionary and those within, by the path to each; names have no dashes."""
+    """Return the numbers of nested dictionaries by path; names have no dashes."""
     found: dict[str, float] = {}
     for key, value in plain.items():
         name = f"{prefix}{separator}{key.replace('-', '_')}"

@@ -1,4 +1,4 @@
-"""The statistics of all ranks of a distributed job, and the rank that waits most for its loader."""
+"""All ranks' statistics, and the rank that waits most for its loader."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class RankStats(Result):
 
     @property
     def slowest(self) -> int:
-        """The rank whose loader kept it waiting for the largest share of the time.
+        """The rank that waited for batches for the largest share of its time.
 
         Ranks that step together have the same rate: in each step all wait for the last one, those whose batches came in
         time within the all-reduce. So the wait for batches tells which loader holds the job up, if any does.
@@ -46,12 +46,12 @@ class RankStats(Result):
 
     @property
     def sums(self) -> dict[str, float]:
-        """Sums over all ranks of counts, bytes, seconds and ``images_per_s``, by the names of :class:`Stats`."""
+        """Sums of counts, bytes, seconds and ``images_per_s``, by the names of :class:`Stats`."""
         return {name: sum(getattr(stats, name) for stats in self.stats) for name in _SUMMED}
 
     @property
     def extents(self) -> dict[str, tuple[float, float]]:
-        """The least and the greatest value of each number, by the names of :meth:`Stats.scalars`."""
+        """The least and greatest value of each number, by names of :meth:`Stats.scalars`."""
         return self._extents("fastload", "/")
 
     def _extents(self, prefix: str, separator: str) -> dict[str, tuple[float, float]]:
@@ -61,10 +61,10 @@ class RankStats(Result):
         return {name: (min(values), max(values)) for name, values in found.items()}
 
     def scalars(self, prefix: str = "fastload", separator: str = "/") -> dict[str, float]:
-        """The least, the greatest and the sum of each number, as ``fastload/images_per_s/min``, ``max`` and ``sum``.
+        """Return the least value, the greatest and the sum of each number, by name.
 
-        ``fastload/slowest`` is the slowest rank, and only numbers in :attr:`sums` have a sum. Arguments are those of
-        :meth:`Stats.scalars`.
+        Names are as ``fastload/images_per_s/min``, ``max`` and ``sum``; only numbers in :attr:`sums` have a sum, and
+        ``fastload/slowest`` is the slowest rank. Arguments are those of :meth:`Stats.scalars`.
         """
         numbers = {"slowest": float(self.slowest)} | {f"{name}{separator}sum": each for name, each in self.sums.items()}
         found = {f"{prefix}{separator}{name}": float(each) for name, each in numbers.items()}
@@ -73,7 +73,7 @@ class RankStats(Result):
         return found
 
     def report(self, rank: int | None = None) -> Report:
-        """The report of one rank; by default of the slowest."""
+        """Judge one rank; by default the slowest."""
         return report(self.stats[self.slowest if rank is None else rank])
 
     def __repr__(self) -> str:
@@ -109,8 +109,20 @@ def _ranks(count: int) -> str:
     return f"{count:,} rank{'' if count == 1 else 's'}"
 
 
-def all_gather(stats: Stats, group: ProcessGroup | None = None) -> RankStats:
-    """Gather the statistics of all ranks of ``group``; see :meth:`Stats.all_gather`."""
+def all_gather_stats(stats: Stats, group: ProcessGroup | None = None) -> RankStats:
+    """Gather the statistics of all ranks of a ``torch.distributed`` job, on every rank.
+
+    A collective: all ranks of ``group`` call it, and each waits for the others. Without a process group the result has
+    this process alone. NCCL sends by way of the GPU that ``init_process_group`` got as ``device_id``, else of the
+    current one: give it that, or call ``torch.cuda.set_device`` first.
+
+    Args:
+        stats: This rank's, of all epochs or of a part: ``loader.stats()``, or ``loader.stats().since(before)``.
+        group: The ranks that take part; by default all.
+
+    Raises:
+        ValueError: This process is not in ``group``.
+    """
     import torch
     import torch.distributed as dist
 
@@ -119,7 +131,7 @@ def all_gather(stats: Stats, group: ProcessGroup | None = None) -> RankStats:
         return RankStats((stats,), (mine[1],))
     if (ranks := dist.get_world_size(group)) < 1:
         raise ValueError(
-            "all_gather is for the ranks of its group, and this process is none of them: call it on those only"
+            "all_gather_stats is for the ranks of its group, and this process is none of them: call it on those only"
         )
     everyone: list[Any] = [None] * ranks
     # NCCL sends objects by way of the current device, which is GPU 0 in every process that has not set it.

@@ -11,10 +11,6 @@ from fastload._result import Result, flat_numbers
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from torch.distributed import ProcessGroup
-
-    from fastload.stats.ranks import RankStats
-
 Places: TypeAlias = tuple[tuple[str, ...], tuple[str, ...], tuple[str, ...]]
 """Where workers waited, computed, and looked at deferred pixels: a line of code of each worker that has any."""
 
@@ -255,7 +251,7 @@ class Stats(Result):
 
     @property
     def loader_stall(self) -> float:
-        """The share of time without a batch: :attr:`device_stall` where measured, else :attr:`batch_stall`."""
+        """The share of time without a batch: ``device_stall`` where measured, else ``batch_stall``."""
         return self.batch_stall if self.device_stall is None else self.device_stall
 
     @property
@@ -338,7 +334,7 @@ class Stats(Result):
         return self._images_per_batch * timed / seconds if seconds > 0 else 0.0
 
     def scalars(self, prefix: str = "fastload", separator: str = "/") -> dict[str, float]:
-        """All numbers by name, for TensorBoard, Weights & Biases, Prometheus and others that take names and values.
+        """Return all numbers by name, for TensorBoard, Weights & Biases, Prometheus and the like.
 
         Names are those of ``to_dict()`` with ``separator`` between: ``fastload/images_per_s``,
         ``fastload/loader_stall``, ``fastload/stages/decode/mean_s``. What was not measured is left out.
@@ -349,23 +345,6 @@ class Stats(Result):
         """
         plain = self.to_dict()
         return flat_numbers(plain | {"missed": sum(self.missed.values())}, prefix, separator)
-
-    def all_gather(self, group: ProcessGroup | None = None) -> RankStats:
-        """Gather the statistics of all ranks of a ``torch.distributed`` job, on every rank.
-
-        A collective: all ranks of ``group`` call it, and each waits for the others. Without a process group the result
-        has this process alone. NCCL sends by way of the GPU that ``init_process_group`` got as ``device_id``, else of
-        the current one: give it that, or call ``torch.cuda.set_device`` first.
-
-        Args:
-            group: The ranks that take part; by default all.
-
-        Raises:
-            ValueError: This process is not in ``group``.
-        """
-        from fastload.stats.ranks import all_gather
-
-        return all_gather(self, group)
 
     def since(self, earlier: Stats) -> Stats:
         """Difference from ``earlier``; current values (slots, queues) stay as they are."""

@@ -1,4 +1,4 @@
-"""The statistics of all ranks: gathered by one call, and the rank that waits most for its loader."""
+"""All ranks' statistics, and the rank that waits most for its loader."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ import pytest
 import torch
 import torch.distributed
 
+from fastload import all_gather_stats
 from fastload.stats.ranks import SHOWN_MAX, RankStats
 from fastload.stats.stats import Stats, Totals, make_stats
 from fastload.stats.verdict import Bottleneck
@@ -23,6 +24,7 @@ PROGRAM = """
     import json, os, sys
     import torch.distributed as dist
     import children
+    from fastload import all_gather_stats
     from fastload.stats.stats import Totals, make_stats
 
     def gathered(rank):
@@ -30,12 +32,12 @@ PROGRAM = """
         wait_s = 1.0 + 6 * rank
         totals = {"batches": 11, "images": 88, "asked": 10, "step_s": 10 - wait_s, "wait_s": wait_s}
         stats = make_stats(Totals({**totals, "epochs": 1, "waited:collate": wait_s}))
-        ranks = stats.all_gather()
+        ranks = all_gather_stats(stats)
         alone = [dist.new_group([each]) for each in (0, 1)]  # all ranks make all groups
         assert ranks.stats[rank] == stats
-        assert stats.all_gather(alone[rank]).stats == (stats,)
+        assert all_gather_stats(stats, alone[rank]).stats == (stats,)
         try:
-            stats.all_gather(alone[1 - rank])
+            all_gather_stats(stats, alone[1 - rank])
         except ValueError as error:
             refused = str(error)
         result = {**ranks.to_dict(), "said": str(ranks), "refused": refused}
@@ -72,7 +74,7 @@ def test_every_rank_gets_the_statistics_of_all_and_the_slowest(tmp_path):
 
 def test_without_a_process_group_there_is_one_rank():
     stats = of(1.0)
-    ranks = stats.all_gather()
+    ranks = all_gather_stats(stats)
     assert ranks.stats == (stats,)
     assert ranks.slowest == 0
     assert str(ranks).startswith("1 rank: 8 images/s together\nrank 0: ")
@@ -112,7 +114,7 @@ def test_of_many_ranks_those_that_wait_most_are_printed():
 
 
 def test_objects_travel_by_the_device_of_the_process_group(monkeypatch):
-    """NCCL sends from the current device, which is GPU 0 in every process that has not set another."""
+    """NCCL sends from the current device, which is GPU 0 until a process sets another."""
     current = [0]
 
     @contextlib.contextmanager
@@ -129,5 +131,5 @@ def test_objects_travel_by_the_device_of_the_process_group(monkeypatch):
     answers = {"is_initialized": lambda: True, "get_world_size": lambda group: 1, "group": world}
     for name, answer in {**answers, "all_gather_object": all_gather_object}.items():
         monkeypatch.setattr(torch.distributed, name, answer)
-    assert len(of(1.0).all_gather().stats) == 1
+    assert len(all_gather_stats(of(1.0)).stats) == 1
     assert current == [0]

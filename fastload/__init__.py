@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from fastload.profiling.recording.capture import capture
     from fastload.stats.diagnosis import Report
     from fastload.stats.progress import progress
+    from fastload.stats.ranks import all_gather_stats
     from fastload.stats.stats import Stats
     from fastload.verification import Verification, verify
     from fastload.vision.codec import JpegInfo, jpeg_info
@@ -35,6 +36,7 @@ else:  # PEP 562: a name is imported when it is first used, so that the command 
             "Stats": "fastload.stats.stats:Stats",
             "Step": "fastload.plan:Step",
             "Verification": "fastload.verification:Verification",
+            "all_gather_stats": "fastload.stats.ranks:all_gather_stats",
             "annotate": "fastload.nvtx.annotate:annotate",
             "annotate_modules": "fastload.nvtx.modules:annotate_modules",
             "capture": "fastload.profiling.recording.capture:capture",
@@ -56,6 +58,7 @@ __all__ = [
     "Step",
     "Verification",
     "__version__",
+    "all_gather_stats",
     "annotate",
     "annotate_modules",
     "capture",

@@ -14,6 +14,7 @@ import torch
 from torch.utils.data import IterableDataset, Subset, default_collate, default_convert
 
 from fastload._display import card, paragraphs, table
+from fastload._result import Result
 from fastload.autoscale.policy import NATIVE_STREAMS, AutoWorkers, cores_for_loading
 from fastload.loader_state import state_of
 from fastload.memory.limits import pinned_limit, pins, slots_wanted
@@ -61,7 +62,7 @@ class Step:
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
+class Plan(Result):
     """A loader's plan; ``str()`` formats it like a database's EXPLAIN.
 
     Attributes:

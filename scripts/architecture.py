@@ -48,6 +48,7 @@ LAYERS = [
         "_install",
         "_lazy",
         "_machine",
+        "_result",
         "_version",
     ],
 ]

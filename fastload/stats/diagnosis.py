@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Final
 
 from fastload._display import card, paragraphs
 from fastload._machine import usable_cpus
+from fastload._result import Result
 from fastload.stats.verdict import (
     BUSY_MIN,
     DECODE_COST_MIN,
@@ -39,7 +40,7 @@ _ASK: Final = "let it ask FastLoader, by super().__iter__() or self._get_iterato
 
 
 @dataclass(frozen=True, slots=True)
-class Report:
+class Report(Result):
     """A verdict and the figures behind it; ``print`` it.
 
     Attributes:

@@ -79,5 +79,4 @@ def terminal_bar(total: int | None, desc: str) -> Iterator[Callable[[], object]]
 
 
 def _words(stats: Stats) -> str:
-    stall = stats.batch_stall if stats.device_stall is None else stats.device_stall
-    return f"{stats.images_per_s:,.0f} images/s, stall {stall:.0%}"
+    return f"{stats.images_per_s:,.0f} images/s, stall {stats.loader_stall:.0%}"

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field, fields
-from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
 from fastload._display import card, table
+from fastload._result import Result, flat_numbers
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -114,7 +114,7 @@ class DeviceTimes:
 
 
 @dataclass(frozen=True, slots=True)
-class Stats:
+class Stats(Result):
     """A loader's counters over all its epochs; :meth:`since` gives those of a period.
 
     Attributes:
@@ -167,7 +167,7 @@ class Stats:
     copied: int = 0
     device_bytes: int = 0
     slot_batches: int = 0
-    missed: Mapping[str, int] = field(default_factory=lambda: MappingProxyType({}))
+    missed: Mapping[str, int] = field(default_factory=dict)
     slots: int = 0
     slot_bytes: int = 0
     pinned_bytes: int = 0
@@ -177,16 +177,16 @@ class Stats:
     startup_s: float = 0.0
     wait_s: float = 0.0
     step_s: float = 0.0
-    waited_for: Mapping[str, float] = field(default_factory=lambda: MappingProxyType({}))
-    stages: Mapping[str, StageTime] = field(default_factory=lambda: MappingProxyType({}))
+    waited_for: Mapping[str, float] = field(default_factory=dict, metadata={"unit": "s"})
+    stages: Mapping[str, StageTime] = field(default_factory=dict)
     fetch: Fetch = Fetch()
     device: DeviceTimes | None = None
     gpu_utilization: float | None = None
     workers: int = 0
-    queues: Mapping[str, int] = field(default_factory=lambda: MappingProxyType({}))
+    queues: Mapping[str, int] = field(default_factory=dict)
     ready_mean: float = 0.0
     batches_held: int = 0
-    totals: Mapping[str, float] = field(default_factory=lambda: MappingProxyType({}), repr=False, compare=False)
+    totals: Mapping[str, float] = field(default_factory=dict, repr=False, compare=False)
 
     def __repr__(self) -> str:
         *counts, (_, stall) = self._summary()
@@ -198,11 +198,10 @@ class Stats:
         return card("Stats", table(self._summary()), table(stages, ("stage", "batches", "ms each")))
 
     def _summary(self) -> list[tuple[str, str]]:
-        stall = self.batch_stall if self.device_stall is None else self.device_stall
         shown = [("epochs", f"{self.epochs:,}"), ("batches", f"{self.batches:,}"), ("images", f"{self.images:,}")]
         if self.gpu_images:
             shown += [("by the GPU", f"{self.gpu_images:,}"), ("by threads", f"{self.thread_images:,}")]
-        return [*shown, ("images/s", f"{self.images_per_s:,.0f}"), ("stall", f"{stall:.0%}")]
+        return [*shown, ("images/s", f"{self.images_per_s:,.0f}"), ("stall", f"{self.loader_stall:.0%}")]
 
     @property
     def elapsed_s(self) -> float:
@@ -249,6 +248,11 @@ class Stats:
         busy_s = (device.total_s - device.idle_s) / device.steps * self.totals.get("asked", 0.0)
         unseen = min(1.0 - busy_s / elapsed, self.batch_stall)
         return max(device.idle_s / device.total_s, unseen)
+
+    @property
+    def loader_stall(self) -> float:
+        """The share of time without a batch: ``device_stall`` where measured, else ``batch_stall``."""
+        return self.batch_stall if self.device_stall is None else self.device_stall
 
     @property
     def gpu_busy_least(self) -> float:
@@ -329,6 +333,19 @@ class Stats:
         timed = self.totals.get("asked", 0.0)  # batches with both a step and a wait
         return self._images_per_batch * timed / seconds if seconds > 0 else 0.0
 
+    def scalars(self, prefix: str = "fastload", separator: str = "/") -> dict[str, float]:
+        """Return all numbers by name, for TensorBoard, Weights & Biases, Prometheus and the like.
+
+        Names are those of ``to_dict()`` with ``separator`` between: ``fastload/images_per_s``,
+        ``fastload/loader_stall``, ``fastload/stages/decode/mean_s``. What was not measured is left out.
+
+        Args:
+            prefix: The first part of all names.
+            separator: What stands between parts: ``"_"`` for Prometheus, ``"."`` for OpenTelemetry.
+        """
+        plain = self.to_dict()
+        return flat_numbers(plain | {"missed": sum(self.missed.values())}, prefix, separator)
+
     def since(self, earlier: Stats) -> Stats:
         """Difference from ``earlier``; current values (slots, queues) stay as they are."""
         return make_stats(
@@ -369,24 +386,24 @@ def make_stats(
         deferred_images=int(totals["made:deferred"]),
         looks=int(totals["made:looked_at"]),
         gpu_decode_bytes=gpu_decode_bytes,
-        missed=MappingProxyType({why: count for why, count in (missed or {}).items() if count}),
+        missed={why: count for why, count in (missed or {}).items() if count},
         slots=slots[0],
         slot_bytes=slots[1],
         pinned_bytes=slots[2],
         index_bytes=index[0],
         indexed=index[1],
-        waited_for=MappingProxyType(
-            {key.partition(":")[2]: seconds for key, seconds in totals.items() if key.startswith("waited:") and seconds}
-        ),
-        stages=MappingProxyType(_stages(totals)),
+        waited_for={
+            key.partition(":")[2]: seconds for key, seconds in totals.items() if key.startswith("waited:") and seconds
+        },
+        stages=_stages(totals),
         fetch=_fetch(totals, places, stack_totals or totals),
         device=_device(totals),
         gpu_utilization=totals["gpu:busy"] / totals["gpu:looks"] if totals["gpu:busy"] > 0 else None,
         workers=workers,
-        queues=MappingProxyType(dict(now)),
+        queues=dict(now),
         ready_mean=totals["ready_sum"] / totals["asked"] if totals["asked"] else 0.0,
         batches_held=sum(now.values()),
-        totals=MappingProxyType(dict(totals)),
+        totals=dict(totals),
     )
 
 

@@ -7,6 +7,8 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Final
 
+from fastload._result import Result
+
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
@@ -75,7 +77,7 @@ REMEDIES: Final[Mapping[Bottleneck, str]] = MappingProxyType(
 
 
 @dataclass(frozen=True, slots=True)
-class Verdict:
+class Verdict(Result):
     """What limits a run.
 
     Attributes:
@@ -93,14 +95,9 @@ class Verdict:
         """Make a verdict with the bottleneck's usual remedy unless another is given."""
         return cls(bottleneck, evidence, REMEDIES[bottleneck] if remedy is None else remedy)
 
-    def to_dict(self) -> dict[str, Any]:
-        """Convert to a JSON object."""
-        bottleneck = None if self.bottleneck is None else self.bottleneck.value
-        return {"name": self.name, "bottleneck": bottleneck, "evidence": list(self.evidence), "remedy": self.remedy}
-
     @classmethod
     def from_dict(cls, said: Mapping[str, Any]) -> Verdict:
-        """Make the verdict that :meth:`to_dict` converted."""
+        """Make the verdict that ``to_dict()`` converted."""
         bottleneck = None if said["bottleneck"] is None else Bottleneck(said["bottleneck"])
         return cls(bottleneck, tuple(said["evidence"]), said["remedy"])
 

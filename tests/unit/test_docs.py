@@ -5,14 +5,17 @@ from __future__ import annotations
 import collections.abc
 import contextlib
 import doctest
+import functools
 import importlib
 import importlib.util
 import inspect
 import io
+import json
 import re
 import sys
 import typing
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import optional
@@ -123,6 +126,70 @@ def test_code_on_the_page_runs_and_prints_what_it_says(
             exec(compile("\n" * line + block, str(page), "exec"), names)
         printed = output.getvalue()
     assert not printed, f"{page.name}: nothing says what the last block prints"
+
+
+def shown_with(word: str) -> str:
+    """The block of ``py`` of the page on monitoring that has the word."""
+    blocks = re.findall(r"^```py\n(.*?)^```", (DOCS / "monitoring.md").read_text(), flags=re.DOTALL | re.MULTILINE)
+    (block,) = (block for block in blocks if word in block)
+    return str(block)
+
+
+@pytest.fixture
+def logging_loop() -> dict[str, Any]:
+    """The names that a loop has which logs statistics."""
+    loader = fastload.DataLoader(torch.arange(8.0), batch_size=2, device="cpu")
+    list(loader)
+    return {"loader": loader, "scalars": loader.stats().scalars(), "epoch": 3, "functools": functools}
+
+
+@IN_CHECKOUT
+@pytest.mark.slow
+def test_statistics_go_to_tensorboard(logging_loop: dict[str, Any], tmp_path: Path) -> None:
+    optional.needed("tensorboard")
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+    from torch.utils.tensorboard import SummaryWriter
+
+    with SummaryWriter(str(tmp_path)) as writer:
+        exec(shown_with("add_scalar"), {**logging_loop, "writer": writer})
+    written = EventAccumulator(str(tmp_path)).Reload()
+    assert set(written.Tags()["scalars"]) == set(logging_loop["scalars"])
+    (event,) = written.Scalars("fastload/batches")
+    assert (event.step, event.value) == (3, 4.0)
+
+
+@IN_CHECKOUT
+def test_statistics_go_to_prometheus(logging_loop: dict[str, Any]) -> None:
+    optional.needed("prometheus_client")
+    import prometheus_client
+
+    exec(shown_with("prometheus_client"), {**logging_loop, "prometheus_client": prometheus_client})
+    names = logging_loop["loader"].stats().scalars(separator="_")
+    assert names["fastload_batches"] == prometheus_client.REGISTRY.get_sample_value("fastload_batches") == 4.0
+    for name in names:
+        prometheus_client.REGISTRY.unregister(prometheus_client.REGISTRY._names_to_collectors[name])
+
+
+@IN_CHECKOUT
+def test_statistics_go_to_what_takes_a_dictionary(logging_loop: dict[str, Any]) -> None:
+    logged: dict[str, float] = {}
+    exec(shown_with("**scalars"), {**logging_loop, "wandb": SimpleNamespace(log=logged.update)})
+    assert logged == {"epoch": 3, **logging_loop["scalars"]}
+
+
+@IN_CHECKOUT
+@pytest.mark.slow
+def test_statistics_go_to_opentelemetry(logging_loop: dict[str, Any]) -> None:
+    optional.needed("opentelemetry", "opentelemetry.sdk")
+    from opentelemetry.sdk.metrics import MeterProvider
+    from opentelemetry.sdk.metrics.export import InMemoryMetricReader
+
+    reader = InMemoryMetricReader()
+    metrics = MeterProvider([reader], shutdown_on_exit=False)  # in the place of the process's own
+    exec(shown_with("opentelemetry"), {**logging_loop, "opentelemetry": SimpleNamespace(metrics=metrics)})
+    found = json.loads(reader.get_metrics_data().to_json())["resource_metrics"][0]["scope_metrics"][0]["metrics"]
+    values = {each["name"]: each["data"]["data_points"][0]["value"] for each in found}
+    assert values == logging_loop["loader"].stats().scalars(separator=".")
 
 
 @IN_CHECKOUT

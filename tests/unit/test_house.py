@@ -57,6 +57,7 @@ PUBLIC = [
     "Step",
     "Verification",
     "__version__",
+    "all_gather_stats",
     "annotate",
     "annotate_modules",
     "capture",

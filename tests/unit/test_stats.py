@@ -2,9 +2,15 @@
 
 from __future__ import annotations
 
+import copy
+import dataclasses
+import json
+import pickle
+import re
 import threading
 import time
 from contextlib import nullcontext
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -21,10 +27,13 @@ from fastload.device.normalize import NormalizeTable, TableImages
 from fastload.device.timing import _PENDING_MAX, ALL_OF_FIRST, PER_SECOND, DeviceClock
 from fastload.device.transfer import DeviceBatch, Transfer, _raw_stream_of
 from fastload.loader_state import LoaderState
+from fastload.plan import Plan, Step
 from fastload.stats import meter as meter_module
+from fastload.stats.diagnosis import report
 from fastload.stats.meter import Meter
 from fastload.stats.shared_counters import SharedCounters
 from fastload.stats.stats import StageTime, Totals, make_stats
+from fastload.stats.verdict import Verdict
 
 
 @pytest.fixture(scope="module")
@@ -631,3 +640,76 @@ def test_what_comes_after_an_epoch_that_was_broken_off_is_no_step():
     assert clock.totals()["device:steps"] == 0
     one_step(device, clock, copy_ms=1.0, epilogue_ms=0.0, step_ms=1.0)
     assert clock.totals()["device:steps"] == 1
+
+
+def full():
+    """Statistics with something in each of their parts."""
+    sums = {"batches": 101, "images": 808, "epochs": 1, "asked": 100, "step_s": 4.0, "wait_s": 6.0, "behind_s": 1.0}
+    waited = {"waited:decode": 4.5, "waited:hand-over": 0.5, "waited:gpu": 1.0}
+    device = {"device:copies": 100, "device:copied_bytes": 10**6, "device:steps": 100, "device:total_s": 10.0}
+    stages = {"stage:decode:count": 100, "stage:decode:s": 4.0, "gpu:looks": 4, "gpu:busy": 2.0}
+    totals = Totals(sums | waited | device | stages | {"device:idle_s": 7.0})
+    missed = {"a batch of another size": 2, "no free slot": 3}
+    return make_stats(totals, workers=2, missed=missed, queues={"ready": 2}, places=(("a.py:1",), (), ()))
+
+
+RESULTS = {
+    "stats": full,
+    "report": lambda: report(full()),
+    "plan": lambda: Plan("native", torch.device("cpu"), (Step("h2d", "copy stream", "ahead"),), 1024, ("a note",)),
+}
+
+
+@pytest.mark.parametrize("made", RESULTS.values(), ids=RESULTS)
+def test_results_leave_the_process(made):
+    result = made()
+    for copied in (pickle.loads(pickle.dumps(result)), copy.copy(result), copy.deepcopy(result)):
+        assert copied == result
+        assert (str(copied), copied.to_dict()) == (str(result), result.to_dict())
+    assert dataclasses.asdict(result).keys() == {each.name for each in dataclasses.fields(result)}
+    plain = result.to_dict()
+    assert json.loads(json.dumps(plain, allow_nan=False)) == plain  # so it has no tuples, enums or other keys
+
+
+def test_statistics_of_another_process_may_be_subtracted():
+    stats = pickle.loads(pickle.dumps(full()))
+    assert stats.since(pickle.loads(pickle.dumps(make_stats(Totals({"batches": 1}))))).batches == 100
+
+
+def test_a_dictionary_has_the_figures_that_follow_and_their_units():
+    plain = full().to_dict()
+    assert plain["images_per_s"] == pytest.approx(80)
+    assert plain["waited_for_s"] == {"decode": 4.5, "hand-over": 0.5, "gpu": 1.0}
+    assert plain["stages"]["decode"] == {"count": 100, "total_s": 4.0, "mean_s": 0.04}
+    assert plain["device"]["copied_bytes"] == 10**6
+    assert plain["fetch"]["waits_at"] == ["a.py:1"]
+    assert "totals" not in plain
+    judged = report(full())
+    assert judged.to_dict()["shares"] == {which.value: share for which, share in judged.shares.items()} != {}
+    assert Verdict.from_dict(json.loads(json.dumps(judged.verdict.to_dict()))) == judged.verdict
+    assert RESULTS["plan"]().to_dict()["device"] == "cpu"
+
+
+def test_scalars_are_all_numbers_by_flat_names():
+    stats = full()
+    scalars = stats.scalars()
+    assert all(type(value) is float for value in scalars.values())
+    assert scalars["fastload/loader_stall"] == stats.device_stall == pytest.approx(0.7)
+    assert scalars["fastload/batch_stall"] == pytest.approx(0.5)
+    assert scalars["fastload/missed"] == 5
+    assert scalars["fastload/waited_for_s/hand_over"] == 0.5
+    assert "fastload/gpu_decode_cost_s" not in scalars  # not measured
+    assert "fastload/gpu_decode_is_compared" not in scalars  # no number
+    prometheus = stats.scalars(separator="_")
+    assert prometheus["fastload_stages_decode_mean_s"] == scalars["fastload/stages/decode/mean_s"] == 0.04
+    assert [name for name in prometheus if not re.fullmatch(r"[a-z][a-z0-9_]*", name)] == []
+    assert len(prometheus) == len(scalars)
+
+
+def test_names_of_the_documentation_are_scalars():
+    page = Path(__file__).parents[2] / "docs" / "monitoring.md"
+    if not page.is_file():
+        pytest.skip("tests of a checkout")
+    named = set(re.findall(r"`(fastload/\w[\w/]*)`(?=.*\|.*\|)", page.read_text()))
+    assert len(named) > 15
+    assert named <= set(full().scalars())

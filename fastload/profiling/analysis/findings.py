@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from dataclasses import asdict, dataclass
-from typing import TYPE_CHECKING, Any, Final
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final
 
+from fastload._result import Result
 from fastload.nvtx.stages import DOMAIN
 from fastload.profiling.recording import intervals
 from fastload.profiling.recording.intervals import Enclosing, Interval
@@ -142,7 +143,7 @@ class ThreadUse:
 
 
 @dataclass(frozen=True, slots=True)
-class Findings:
+class Findings(Result):
     """All numbers of one recording; shares are of its window."""
 
     source: str  # the recorder, "nsys" or "torch.profiler"
@@ -165,17 +166,6 @@ class Findings:
     def step_s(self) -> float | None:
         """Time per step."""
         return self.seconds / self.steps if self.steps else None
-
-    def to_dict(self) -> dict[str, Any]:
-        """Convert the numbers, those that follow from others included, to a JSON object."""
-        return asdict(self) | {
-            "step_s": self.step_s,
-            "devices": [asdict(use) | {"idle_share": use.idle_share} for use in self.devices],
-            "copies": [asdict(use) | {"gb_per_s": use.gb_per_s} for use in self.copies],
-            "ranges": [asdict(use) | {"mean_s": use.mean_s} for use in self.ranges],
-            "threads": [asdict(use) | {"busy_share": use.busy_share} for use in self.threads],
-            "gpu_decode": None if (use := self.gpu_decode) is None else asdict(use) | {"mean_s": use.mean_s},
-        }
 
 
 def find(recording: Recording) -> Findings:

@@ -315,8 +315,8 @@ def main(args: argparse.Namespace) -> int:
     folder, described = prepared(args.data, quick=args.quick)
     sizes = ("images", "batch_size", "threads", "turn_seconds", "steps", "repeats", "only", "seconds", "quick")
     parameters = {name: getattr(args, name) for name in sizes}
-    record = {"benchmark": "programs", "environment": environment(), "dataset": described, "parameters": parameters}
-    record["note"] = args.note
+    record: dict[str, Any] = {"benchmark": "programs", "environment": environment(), "dataset": described}
+    record |= {"parameters": parameters, "note": args.note}
     with tempfile.TemporaryDirectory(prefix="fastload-programs-") as scratch:
         source = Source(Path(folder), args.images, Path(scratch), args.batch_size, max(4, args.threads))
         for part in parts:

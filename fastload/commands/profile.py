@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, Final
 
 from fastload._arguments import at_least, output_file, picture_file
 from fastload.commands.run import script
+from fastload.profiling.analysis import modules, ncu
 from fastload.profiling.pages.report import ProfileReport, make_report, plain_console, show
 from fastload.profiling.recording import nsys, nsys_export, torch_trace
 from fastload.profiling.recording.nsys import NsightError, ProgramError, find_nsight
@@ -60,6 +61,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--sampling", action="store_true", help="nsys also samples call stacks (large recordings)")
     parser.add_argument("--to-the-end", action="store_true", help="let the script go on after the steps")
+    parser.add_argument(
+        "--kernels",
+        action="append",
+        type=Path,
+        metavar="DIR",
+        help="say what there is to gain in each module, with what fastload kernels --keep DIR measured (default: the "
+        "folder of --from, if it holds that); may be given several times",
+    )
     parser.add_argument("--html", type=output_file, metavar="FILE", help=f"the page to write (default: {_PAGE})")
     parser.add_argument("--no-html", action="store_true", help="write no page")
     add_common_arguments(parser, steps=10, drawn="the timeline")
@@ -103,6 +112,7 @@ def main(args: argparse.Namespace) -> int:
         _say(f"the page {error}; or give --html FILE, or --no-html")
         return 2
     try:
+        measured = modules.read_measured(kernel_folders(args))
         if not program:
             code, recording = 0, read(args.source)
             folder = args.source if args.source.is_dir() else args.source.parent
@@ -117,8 +127,14 @@ def main(args: argparse.Namespace) -> int:
     except NsightError as error:
         _say(str(error))
         return error.code
-    _deliver(make_report(recording, reported, about), recording, args, page)
+    _deliver(make_report(recording, reported, about, measured), recording, args, page)
     return code
+
+
+def kernel_folders(args: argparse.Namespace) -> list[Path]:
+    """The folders of Nsight Compute's figures: those given, or the recording's own if it holds some."""
+    own = args.source if args.source is not None and args.source.is_dir() else args.keep
+    return args.kernels or ([own] if own is not None and (own / ncu.TABLE).exists() else [])
 
 
 def read(path: Path) -> Recording:

@@ -125,6 +125,15 @@ class RangeUse:
 
 
 @dataclass(frozen=True, slots=True)
+class PartUse:
+    """Kernels by the innermost range that launched them, such as a module's; outside of all, by their own name."""
+
+    name: str
+    device_s: float
+    kernels: int
+
+
+@dataclass(frozen=True, slots=True)
 class ThreadUse:
     """One thread of the loop or the loader."""
 
@@ -160,6 +169,7 @@ class Findings:
     link_share: float = 0.0  # share in which a copy to the device was running
     notes: tuple[str, ...] = ()  # sentences about what the recording lacks
     gpu_decode: DecodeUse | None = None
+    parts: tuple[PartUse, ...] = ()  # kernels by innermost range, the longest first
 
     @property
     def step_s(self) -> float | None:
@@ -235,6 +245,7 @@ class _Finder:
             link_share=intervals.length(intervals.part(self._arriving, self._window)) / recording.window_ns,
             notes=recording.notes,
             gpu_decode=_decode_use(recording, self._waits),
+            parts=self._parts(),
         )
 
     def _devices(self, steps: Sequence[Range]) -> tuple[list[DeviceUse], list[Gap]]:
@@ -362,6 +373,19 @@ class _Finder:
             for key, spans in host.items()
         ]
         return tuple(sorted(found, key=lambda use: -use.total_s))
+
+    def _parts(self) -> tuple[PartUse, ...]:
+        time_ns: Counter[str] = Counter()
+        kernels: Counter[str] = Counter()
+        for kernel in self._recording.kernels:
+            call = self._launch(kernel)
+            around = [] if call is None else [span for span in self._around(call) if span.name != STEP]
+            # As in Nsight Compute's tables, which do not tell how ranges of several domains nest.
+            own = [span for span in around if span.domain == DOMAIN]
+            name = next((span.name for span in [*own, *around] if span.domain != OPERATOR), kernel.name)
+            time_ns[name] += kernel.length_ns
+            kernels[name] += 1
+        return tuple(PartUse(name, time / 1e9, kernels[name]) for name, time in time_ns.most_common())
 
     def _around(self, call: Call) -> list[Range]:
         """The ranges around a call; in backward also those of the waiting main thread."""

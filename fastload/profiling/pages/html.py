@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from fastload._version import __version__
 from fastload.profiling.pages.palette import readable_on
-from fastload.profiling.pages.report import milliseconds, sentence, tables
+from fastload.profiling.pages.report import milliseconds, sentence
 from fastload.profiling.pages.timeline import Bar, Timeline
 
 if TYPE_CHECKING:
@@ -43,7 +43,7 @@ def render(report: ProfileReport, timeline: Timeline) -> str:
         "EVIDENCE": html.escape(sentence("; ".join(verdict.evidence))),
         "REMEDY": html.escape(sentence(verdict.remedy)),
         "TILES": "".join(_TILE.format(*map(html.escape, tile)) for tile in _tiles(findings)),
-        "TABLES": "".join(map(_table, tables(report.findings, RANGES_SHOWN))) + _notes(report),
+        "TABLES": "".join(map(_table, report.tables(RANGES_SHOWN))) + _notes(report),
         "FOOT": "<br>".join(map(html.escape, _foot(report))),
         "DATA": json.dumps(_data(timeline), separators=(",", ":")).translate(_NOT_IN_SCRIPTS),
     }

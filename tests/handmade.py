@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sqlite3
+from dataclasses import replace
 
 from fastload.profiling.recording.trace import (
     DOMAIN,
@@ -22,6 +23,7 @@ WORKERS = (ThreadKey(201, 201), ThreadKey(202, 202))
 NAMES = {MAIN: "python3", FEEDER: "fastload-feeder", BACKWARD: "pt_autograd_0"} | dict.fromkeys(
     WORKERS, "pt_data_worker"
 )
+ALL_REDUCE = "ncclDevKernel_AllReduce_Sum_bf16_RING_LL"
 
 
 def stage(name, start, end, thread=MAIN, batch=None, blocked=None):
@@ -86,6 +88,18 @@ def starved(steps=5, period=1000, compute=300):
         copies += [h2d(10 * step, work - 80, work - 40)]
         kernels += [kernel(10 * step + 1, work + 10, t + period)]
     return recording(0, steps * period, ranges, calls, kernels, copies)
+
+
+def ranks(*lengths, compute=(0, 500), steps=2, process=MAIN.process):
+    """Record ranks that compute, then reduce for so many microseconds until each step's end."""
+    kernels = []
+    for device, spent in enumerate(lengths):
+        for step in range(steps):
+            at = 1000 * step
+            own = [kernel(None, at + compute[0], at + compute[1], device=device)]
+            own.append(kernel(None, at + 1000 - spent, at + 1000, ALL_REDUCE, stream=20, device=device))
+            kernels += [replace(each, process=process + device) for each in own]
+    return recording(0, 1000 * steps, [stage("step", 1000 * n, 1000 * n + 1000) for n in range(steps)], kernels=kernels)
 
 
 # ---- the same as an nsys export

@@ -69,6 +69,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="say what there is to gain in each module, with what fastload kernels --keep DIR measured (default: the "
         "folder of --from, if it holds that); may be given several times",
     )
+    parser.add_argument(
+        "--rank",
+        action="append",
+        type=Path,
+        default=[],
+        metavar="PATH",
+        help="compare the collectives with those of another rank's recording; may be given several times",
+    )
     parser.add_argument("--html", type=output_file, metavar="FILE", help=f"the page to write (default: {_PAGE})")
     parser.add_argument("--no-html", action="store_true", help="write no page")
     add_common_arguments(parser, steps=10, drawn="the timeline")
@@ -113,6 +121,7 @@ def main(args: argparse.Namespace) -> int:
         return 2
     try:
         measured = modules.read_measured(kernel_folders(args))
+        others = [(str(path), read(path)) for path in args.rank]
         if not program:
             code, recording = 0, read(args.source)
             folder = args.source if args.source.is_dir() else args.source.parent
@@ -127,12 +136,12 @@ def main(args: argparse.Namespace) -> int:
     except NsightError as error:
         _say(str(error))
         return error.code
-    _deliver(make_report(recording, reported, about, measured), recording, args, page)
+    _deliver(make_report(recording, reported, about, measured, others), recording, args, page)
     return code
 
 
 def kernel_folders(args: argparse.Namespace) -> list[Path]:
-    """The folders of Nsight Compute's figures: those given, or the recording's own if it holds some."""
+    """The folders of Nsight Compute's figures: those given, or the recording's own."""
     own = args.source if args.source is not None and args.source.is_dir() else args.keep
     return args.kernels or ([own] if own is not None and (own / ncu.TABLE).exists() else [])
 

@@ -16,7 +16,7 @@ from pathlib import Path
 import optional
 import pytest
 import torch
-from handmade import export, recording, span, stage, starved
+from handmade import export, ranks, recording, span, stage, starved
 
 import fastload
 from fastload import _machine
@@ -169,6 +169,24 @@ def test_the_page_is_written_before_a_reader_of_the_tables_can_leave(here, monke
     with pytest.raises(BrokenPipeError):
         profile.main(profile_arguments("--from", str(kept)))
     assert (here / "fastload-profile.html").exists()
+
+
+def test_collectives_of_several_ranks_are_compared(here, capfd):
+    both = export(ranks(500, 480, compute=(0, 400)), here / "host0.sqlite")
+    late = export(ranks(50, compute=(0, 400), process=300), here / "host1.sqlite")
+    assert run("--from", both, "--html", "x.html") == 0
+    out = capfd.readouterr().out
+    assert out.startswith(
+        "communication-bound\nCollectives (AllReduce) ran 49% of the time (mean of 2 ranks), 49% beside"
+    )
+    assert re.search(r"^collectives: 49.0% of the time, 49.0% beside no other kernel$", out, flags=re.MULTILINE)
+    assert "of the time only collectives ran" in (here / "x.html").read_text()
+    assert run("--from", both, "--rank", late, "--no-html") == 0
+    out = capfd.readouterr().out
+    assert re.search(r"^process 101, GPU 1 +2 +48.0% +48.0% +43.0% ", out, flags=re.MULTILINE)
+    assert f"Find what makes {late} late" in out.replace("\n", " ")
+    assert run("--from", both, "--rank", "absent.sqlite", "--no-html") == 1
+    assert "absent.sqlite does not exist" in capfd.readouterr().err
 
 
 def profile_arguments(*argv):

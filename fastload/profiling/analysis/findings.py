@@ -7,6 +7,8 @@ from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any, Final
 
 from fastload.nvtx.stages import DOMAIN
+from fastload.profiling.analysis.communication import find_communication
+from fastload.profiling.analysis.launches import find_launches
 from fastload.profiling.recording import intervals
 from fastload.profiling.recording.intervals import Enclosing, Interval
 from fastload.profiling.recording.trace import OPERATOR, STAGES, STEP, Copy, Kernel, ThreadKey
@@ -14,6 +16,8 @@ from fastload.profiling.recording.trace import OPERATOR, STAGES, STEP, Copy, Ker
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from fastload.profiling.analysis.communication import CommunicationUse
+    from fastload.profiling.analysis.launches import LaunchUse
     from fastload.profiling.recording.trace import Call, Range, Recording, Role
 
 GAPS_SHOWN: Final = 8
@@ -126,7 +130,7 @@ class RangeUse:
 
 @dataclass(frozen=True, slots=True)
 class PartUse:
-    """Kernels by the innermost range that launched them, such as a module's; outside of all, by their own name."""
+    """Kernels of one innermost range, such as a module's; outside of all, of one name."""
 
     name: str
     device_s: float
@@ -170,6 +174,8 @@ class Findings:
     notes: tuple[str, ...] = ()  # sentences about what the recording lacks
     gpu_decode: DecodeUse | None = None
     parts: tuple[PartUse, ...] = ()  # kernels by innermost range, the longest first
+    communication: CommunicationUse | None = None
+    launching: LaunchUse | None = None  # of the device with the longest window
 
     @property
     def step_s(self) -> float | None:
@@ -185,12 +191,18 @@ class Findings:
             "ranges": [asdict(use) | {"mean_s": use.mean_s} for use in self.ranges],
             "threads": [asdict(use) | {"busy_share": use.busy_share} for use in self.threads],
             "gpu_decode": None if (use := self.gpu_decode) is None else asdict(use) | {"mean_s": use.mean_s},
+            "communication": None if (of := self.communication) is None else asdict(of) | of.shares(),
         }
 
 
-def find(recording: Recording) -> Findings:
-    """Compute all findings. Takes about a second per million events."""
-    return _Finder(recording).findings()
+def find(recording: Recording, others: Sequence[tuple[str, Recording]] = ()) -> Findings:
+    """Compute all findings. Takes about a second per million events.
+
+    Args:
+        recording: The recording.
+        others: Named recordings of other ranks, whose collectives are compared.
+    """
+    return _Finder(recording).findings(others)
 
 
 class _Finder:
@@ -224,7 +236,7 @@ class _Finder:
             if thread.role != "other"
         }
 
-    def findings(self) -> Findings:
+    def findings(self, others: Sequence[tuple[str, Recording]]) -> Findings:
         recording = self._recording
         steps = [span for span in self._of_main if span.name == STEP]
         devices, gaps = self._devices(steps)
@@ -246,6 +258,8 @@ class _Finder:
             notes=recording.notes,
             gpu_decode=_decode_use(recording, self._waits),
             parts=self._parts(),
+            communication=find_communication(recording, others),
+            launching=self._launching(devices, steps),
         )
 
     def _devices(self, steps: Sequence[Range]) -> tuple[list[DeviceUse], list[Gap]]:
@@ -263,6 +277,21 @@ class _Finder:
             longest = sorted(idle, key=lambda gap: gap[0] - gap[1])[:GAPS_SHOWN]
             gaps += [self._gap(device, gap) for gap in longest]
         return devices, gaps
+
+    def _launching(self, devices: Sequence[DeviceUse], steps: Sequence[Range]) -> LaunchUse | None:
+        if not devices:
+            return None
+        device = max(devices, key=lambda use: use.window_s).device
+        window = self._device_window(device, steps)
+        of_main = (call for call in self._recording.calls if call.thread == self._recording.main)
+        waiting = [call.interval for call in of_main if "Synchronize" in call.name]
+        return find_launches(
+            [kernel for kernel in self._recording.kernels if kernel.device == device],
+            self._launches,
+            window,
+            intervals.gaps(self._busy[device], window),
+            intervals.union([*waiting, *self._waits]),
+        )
 
     def _device_window(self, device: int, steps: Sequence[Range]) -> Interval:
         """Whole steps on the device: from the first step's first kernel to the last step's.

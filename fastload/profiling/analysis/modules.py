@@ -1,4 +1,4 @@
-"""What there is to gain in each module: its device time, and how close its kernels are to the device's ceilings.
+"""What there is to gain in each module, by its time and its kernels' ceilings.
 
 The time is the recording's (Nsight Systems or torch.profiler), in which kernels run as they do in training; Nsight
 Compute runs each one alone, with cold caches, and says what bounds it.
@@ -55,7 +55,9 @@ class ModuleUse:
 
 
 def read_measured(folders: Iterable[Path]) -> dict[str, Sum]:
-    """Read what ``fastload kernels --keep`` left in folders, by range; the first that has a range counts.
+    """Read what ``fastload kernels --keep`` left in folders, by range.
+
+    Of folders that have the same range the first counts.
 
     Raises:
         NsightError: A folder does not hold it.
@@ -69,7 +71,7 @@ def read_measured(folders: Iterable[Path]) -> dict[str, Sum]:
 
 
 def join(parts: Sequence[PartUse], measured: Mapping[str, Sum]) -> tuple[ModuleUse, ...]:
-    """Join a recording's parts with Nsight Compute's sums by name, the most to gain first, then what lacks figures."""
+    """Join a recording's parts with sums by name; the most to gain first, unmeasured ones last."""
     total_s = sum(part.device_s for part in parts) or 1.0
     joined = [
         ModuleUse(part.name, part.device_s, part.kernels, part.device_s / total_s, measured.get(part.name))

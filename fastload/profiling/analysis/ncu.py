@@ -221,7 +221,7 @@ def read(path: Path) -> list[KernelRun]:
 
 
 def _nested(ranges: str) -> tuple[str, ...]:
-    """The names of ranges in ncu's order, which is that of nesting within a domain; fastload's, with modules, last."""
+    """The names of ranges: within a domain as they nest, fastload's, with modules, last."""
     found = _RANGE.findall(ranges)
     return tuple(name for own in (False, True) for domain, name in found if (domain.strip() == DOMAIN) is own)
 

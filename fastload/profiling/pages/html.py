@@ -108,6 +108,12 @@ def _tiles(findings: Findings) -> Iterable[tuple[str, str, str]]:
     if (decode := findings.gpu_decode) is not None:
         below = f"{milliseconds(decode.mean_s)} a batch, {decode.beside_kernels_share:.0%} beside other kernels"
         yield f"{decode.share:.1%}", "of the time the GPU decoded", below
+    if (of := findings.communication) is not None:
+        yield (
+            f"{of.exposed_share:.0%}",
+            "of the time only collectives ran",
+            f"{of.share:.0%} beside other kernels or not",
+        )
     if findings.layout:
         share = sum(use.share for use in findings.layout)
         yield f"{share:.0%}", "of kernels' time", "converts layouts only"

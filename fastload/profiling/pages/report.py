@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 
     from rich.console import Console
 
+    from fastload.profiling.analysis.communication import CommunicationUse
     from fastload.profiling.analysis.findings import Activity, Findings, KernelUse
     from fastload.profiling.analysis.modules import ModuleUse
     from fastload.profiling.analysis.ncu import Sum
@@ -68,6 +69,7 @@ def make_report(
     reported: Verdict | None = None,
     provenance: Provenance | None = None,
     measured: Mapping[str, Sum] | None = None,
+    others: Sequence[tuple[str, Recording]] = (),
 ) -> ProfileReport:
     """Compute the report of a recording.
 
@@ -76,8 +78,9 @@ def make_report(
         reported: The loader's own verdict.
         provenance: Where the recording comes from.
         measured: Nsight Compute's figures by range.
+        others: Named recordings of other ranks.
     """
-    findings = find(recording)
+    findings = find(recording, others)
     said = None if reported is None else str(reported)
     modules = join(findings.parts, measured) if measured else ()
     return ProfileReport(findings, diagnose_trace(findings, reported), said, provenance, modules)
@@ -135,6 +138,17 @@ def overview(findings: Findings) -> Iterator[str]:
             f"decoding on the GPU: {milliseconds(decode.mean_s)} a batch, {decode.share:.1%} of the time, "
             f"{decode.beside_kernels_share:.0%} of that beside other kernels"
         )
+    if (launching := findings.launching) is not None:
+        yield (
+            f"launches: one every {microseconds(launching.every_s)} for kernels of {microseconds(launching.kernel_s)}, "
+            f"{launching.ahead:.1f} kernels queued ahead; the GPU waited for the next one {launching.late_share:.1%} of "
+            "the time"
+        )
+    if (of := findings.communication) is not None:
+        yield (
+            f"collectives: {of.share:.1%} of the time, {of.exposed_share:.1%} beside no other kernel"
+            + ("" if of.straggler is None else f"; the others wait {of.waited_share:.1%} for {of.straggler.label}")
+        )
     if not findings.devices:
         yield "no GPU was used"
 
@@ -149,6 +163,11 @@ def milliseconds(seconds: float) -> str:
     if seconds >= 10:
         return f"{seconds:.1f} s"
     return f"{seconds * 1e3:.2f} ms" if seconds < 0.1 else f"{seconds * 1e3:,.0f} ms"
+
+
+def microseconds(seconds: float) -> str:
+    """Format the time of a kernel or a call for people."""
+    return f"{seconds * 1e6:,.1f} µs" if seconds < 1e-3 else milliseconds(seconds)
 
 
 @dataclass(slots=True)
@@ -189,6 +208,8 @@ def tables(findings: Findings, ranges_shown: int = RANGES_SHOWN) -> Iterator[Tab
             bad = copy.memory == "pageable" and copy.direction == "host to device"
             table.add(copy.direction, copy.memory, f"{copy.count:,}", *size, style="red" if bad else "")
         yield table
+    if findings.communication is not None:
+        yield from _of_communication(findings.communication)
     if findings.layout:
         yield _of_kernels("kernels that only convert layouts", findings.layout, "magenta", LAYOUT_REMEDY)
     if findings.ranges:
@@ -241,6 +262,21 @@ def _of_modules(modules: Sequence[ModuleUse], steps: int) -> Table:
             "names the modules in both"
         )
     return table
+
+
+def _of_communication(use: CommunicationUse) -> Iterator[Table]:
+    table = Table("collectives", ("kind", ">count", ">time", ">beside no other kernel"))
+    for kind in use.kinds:
+        table.add(kind.kind, f"{kind.count:,}", milliseconds(kind.seconds), milliseconds(kind.exposed_s))
+    yield table
+    if len(use.ranks) > 1:
+        columns = ("rank", ">collectives", ">of the time", ">beside no other kernel", ">waited for others")
+        table = Table("ranks: the one that waits the least is the one that the others wait for", columns)
+        for rank in use.ranks:
+            shares = rank.share, rank.exposed_share, rank.waited_share or 0.0
+            style = "red" if use.straggler is rank else ""
+            table.add(rank.label, f"{rank.count:,}", *(f"{share:.1%}" for share in shares), style=style)
+        yield table
 
 
 def _activities(found: Sequence[Activity]) -> str:

@@ -138,10 +138,12 @@ def command_line(
     # The script's own ranges are in the default domain; annotate's ranges and the step are in fastload's.
     include = [part for name in (f"{args.range}/", f"fastload@{args.range}/") for part in ("--nvtx-include", name)]
     more = _SETS.get(args.set, ["--set", args.set])
+    kept = args.keep is not None or args.report is not None
+    export = ["--force-overwrite", "--export", str(table.with_name(REPORT))] if kept else []
     most = [] if args.most is None else ["--launch-count", str(args.most)]
     return [
         *(str(executable), "--nvtx", *include, "--profile-from-start", "off", "--clock-control", "none"),
-        *(*_TABLE_OPTIONS, "--log-file", str(table), "--force-overwrite", "--export", str(table.with_name(REPORT))),
+        *(*_TABLE_OPTIONS, "--log-file", str(table), *export),
         *("--metrics", ",".join(metrics), *more, *most, *program),
     ]
 

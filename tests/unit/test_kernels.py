@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import shutil
 import sys
 from pathlib import Path
@@ -198,6 +199,15 @@ def test_ncus_own_report_is_kept_and_read_if_no_table_was_printed(here, ncu, cap
     assert "forward on NVIDIA H200" in out
     assert "ncu's report is x.ncu-rep" in err
     assert (here / "x.ncu-rep").read_text() == (here / "kept" / "kernels.ncu-rep").read_text() == table
+
+
+@pytest.mark.parametrize(("option", "exports"), [([], 0), (["--keep", "kept"], 1), (["--report", "x.ncu-rep"], 1)])
+def test_ncu_writes_a_report_only_where_it_is_kept(here, option, exports):
+    parser = argparse.ArgumentParser()
+    kernels.add_arguments(parser)
+    args = parser.parse_args([*option, "--", "python"])
+    command = kernels.command_line(Path("ncu"), args, ["python"], here / "ncu.csv", ["a"])
+    assert command.count("--export") == exports
 
 
 def test_a_profile_joins_what_was_measured_of_its_modules(here, capfd):

@@ -71,7 +71,7 @@ def read_measured(folders: Iterable[Path]) -> dict[str, Sum]:
 
 
 def join(parts: Sequence[PartUse], measured: Mapping[str, Sum]) -> tuple[ModuleUse, ...]:
-    """Join a recording's parts with sums by name; the most to gain first, unmeasured ones last."""
+    """Join a recording's parts with sums by name; the most to gain first."""
     total_s = sum(part.device_s for part in parts) or 1.0
     joined = [
         ModuleUse(part.name, part.device_s, part.kernels, part.device_s / total_s, measured.get(part.name))

@@ -141,8 +141,7 @@ def overview(findings: Findings) -> Iterator[str]:
     if (launching := findings.launching) is not None:
         yield (
             f"launches: one every {microseconds(launching.every_s)} for kernels of {microseconds(launching.kernel_s)}, "
-            f"{launching.ahead:.1f} kernels queued ahead; the GPU waited for the next one {launching.late_share:.1%} of "
-            "the time"
+            f"{launching.ahead:.1f} kernels queued ahead; the GPU waited for the next {launching.late_share:.1%} of the time"
         )
     if (of := findings.communication) is not None:
         yield (

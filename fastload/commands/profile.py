@@ -11,12 +11,14 @@ import argparse
 import functools
 import json
 import os
+import re
 import shlex
 import shutil
 import subprocess
 import sys
 import tempfile
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
@@ -38,6 +40,11 @@ if TYPE_CHECKING:
 STEM: Final = "profile"  # name of the recording in its folder
 _PAGE: Final = f"fastload-{STEM}.html"
 _LOADER: Final = "loader.json"
+_KIND: Final = r"(all|kernel|memory|sync|other)(:\d+)?"
+_NO_BACKTRACES: Final = (
+    "nsys recorded no backtrace: it takes them only where it may sample the CPU (perf_event_paranoid at most 2, in a "
+    "container with CAP_SYS_ADMIN or a seccomp profile that has perf_event_open), and of calls of 1 µs or more"
+)
 
 
 def say(command: str, text: str) -> None:
@@ -60,6 +67,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="profile the script as it stands, with torch's DataLoader (default: with FastLoader in its place)",
     )
     parser.add_argument("--sampling", action="store_true", help="nsys also samples call stacks (large recordings)")
+    parser.add_argument(
+        "--cudabacktrace",
+        type=backtraces,
+        metavar="KINDS",
+        help="nsys also records what called CUDA: all, or of kernel, memory, sync and other, each with the least "
+        "nanoseconds of a call behind a colon if given, as sync:1000,memory (slows the loop down)",
+    )
     parser.add_argument("--to-the-end", action="store_true", help="let the script go on after the steps")
     parser.add_argument(
         "--kernels",
@@ -80,6 +94,15 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--html", type=output_file, metavar="FILE", help=f"the page to write (default: {_PAGE})")
     parser.add_argument("--no-html", action="store_true", help="write no page")
     add_common_arguments(parser, steps=10, drawn="the timeline")
+
+
+def backtraces(text: str) -> str:
+    """Check nsys' kinds of calls, as a type for ``argparse``."""
+    if not re.fullmatch(rf"{_KIND}(,{_KIND})*", text):
+        raise argparse.ArgumentTypeError(
+            f"must be all, or some of kernel, memory, sync, other, such as sync:1000,memory; got {text!r}"
+        )
+    return text
 
 
 def add_common_arguments(parser: argparse.ArgumentParser, *, steps: int, drawn: str) -> None:
@@ -176,14 +199,20 @@ def record(args: argparse.Namespace, program: Sequence[str], folder: Path) -> tu
     recorder = None if args.tool == "torch" else _find_recorder(args.tool, folder)
     if recorder is not None:
         try:
-            code = _execute(recorder.command(folder / STEM, program, sampling=args.sampling), args, folder)
-            return code, nsys_export.read(recorder.finish(folder / STEM, code)), loaders_verdict(folder)
+            options = {"sampling": args.sampling, "backtraces": args.cudabacktrace}
+            code = _execute(recorder.command(folder / STEM, program, **options), args, folder)
+            recording = nsys_export.read(recorder.finish(folder / STEM, code))
+            if args.cudabacktrace and not any(call.backtrace for call in recording.calls):
+                recording = replace(recording, notes=(*recording.notes, _NO_BACKTRACES))
+            return code, recording, loaders_verdict(folder)
         except ProgramError:
             raise
         except NsightError as error:
             if args.tool == "nsys":
                 raise
             _say(f"{error}; runs again under torch.profiler")
+    if args.cudabacktrace:
+        _say("only nsys records what called CUDA: --cudabacktrace is without effect")
     # By default torch.profiler's library prints "USDT" at each start, and "ERROR" without a GPU.
     level = os.environ.get("KINETO_LOG_LEVEL", "99")
     trace = {"FASTLOAD_CAPTURE_TRACE": str(folder / f"{STEM}.json"), "FASTLOAD_RANGES": str(folder)}

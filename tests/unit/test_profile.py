@@ -352,6 +352,22 @@ def test_a_recording_of_nsys_is_reported(here, nsys, capfd):
         assert capfd.readouterr().out == out.replace("trains\n", "")
 
 
+@pytest.mark.parametrize("kinds", ["all", "kernel:500,sync", "sync:1000,memory,other"])
+def test_backtraces_are_asked_of_nsys_and_missed_if_it_takes_none(here, nsys, capfd, kinds):
+    nsys()
+    assert run("--no-html", "--cudabacktrace", kinds, "--", "python", "-c", "pass") == 0
+    out, err = capfd.readouterr()
+    assert f" --sample=process-tree --cpuctxsw=none --cudabacktrace={kinds} " in err
+    assert "note: nsys recorded no backtrace: it takes them only where it may sample the CPU" in out
+
+
+@pytest.mark.parametrize("kinds", ["", "everything", "sync:", "sync,,kernel", "sync:-1"])
+def test_backtraces_of_what_nsys_does_not_know_are_refused(capfd, kinds):
+    with pytest.raises(SystemExit, match="2"):
+        cli.main(["profile", f"--cudabacktrace={kinds}", "--", "no-such-program"])
+    assert "argument --cudabacktrace: must be all, or some of kernel, memory, sync, other" in capfd.readouterr().err
+
+
 def test_what_the_script_inherits(here, nsys, capfd, monkeypatch):
     nsys()
     monkeypatch.setenv("PATH", "/usr/bin")

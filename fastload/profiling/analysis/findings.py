@@ -23,6 +23,8 @@ if TYPE_CHECKING:
 GAPS_SHOWN: Final = 8
 KERNELS_SHOWN: Final = 12
 ACTIVITIES_SHOWN: Final = 3
+CALLERS_SHOWN: Final = 12
+FRAMES_SHOWN: Final = 4
 _LEAST_SHARE: Final = 0.05
 _ARRIVING: Final = "host to device"
 
@@ -138,6 +140,16 @@ class PartUse:
 
 
 @dataclass(frozen=True, slots=True)
+class CallerUse:
+    """Calls of one function of CUDA's from one place."""
+
+    call: str
+    frames: tuple[str, ...]  # functions that called it, the innermost first
+    count: int
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True)
 class ThreadUse:
     """One thread of the loop or the loader."""
 
@@ -176,6 +188,7 @@ class Findings:
     parts: tuple[PartUse, ...] = ()  # kernels by innermost range, the longest first
     communication: CommunicationUse | None = None
     launching: LaunchUse | None = None  # of the device with the longest window
+    callers: tuple[CallerUse, ...] = ()  # places of CUDA's calls, the longest first; if backtraces were recorded
 
     @property
     def step_s(self) -> float | None:
@@ -260,6 +273,7 @@ class _Finder:
             parts=self._parts(),
             communication=find_communication(recording, others),
             launching=self._launching(devices, steps),
+            callers=self._callers(),
         )
 
     def _devices(self, steps: Sequence[Range]) -> tuple[list[DeviceUse], list[Gap]]:
@@ -415,6 +429,17 @@ class _Finder:
             time_ns[name] += kernel.length_ns
             kernels[name] += 1
         return tuple(PartUse(name, time / 1e9, kernels[name]) for name, time in time_ns.most_common())
+
+    def _callers(self) -> tuple[CallerUse, ...]:
+        time_ns: Counter[tuple[str, tuple[str, ...]]] = Counter()
+        count: Counter[tuple[str, tuple[str, ...]]] = Counter()
+        for call in self._recording.calls:
+            if call.backtrace:
+                place = call.name, call.backtrace[:FRAMES_SHOWN]
+                time_ns[place] += call.length_ns
+                count[place] += 1
+        longest = time_ns.most_common(CALLERS_SHOWN)
+        return tuple(CallerUse(*place, count[place], time / 1e9) for place, time in longest)
 
     def _around(self, call: Call) -> list[Range]:
         """The ranges around a call; in backward also those of the waiting main thread."""

@@ -141,7 +141,7 @@ def overview(findings: Findings) -> Iterator[str]:
     if (launching := findings.launching) is not None:
         yield (
             f"launches: one every {microseconds(launching.every_s)} for kernels of {microseconds(launching.kernel_s)}, "
-            f"{launching.ahead:.1f} kernels queued ahead; the GPU waited for the next {launching.late_share:.1%} of the time"
+            f"{launching.ahead:.1f} kernels queued ahead; {launching.late_share:.1%} of the time the GPU waited for one"
         )
     if (of := findings.communication) is not None:
         yield (
@@ -233,6 +233,11 @@ def tables(findings: Findings, ranges_shown: int = RANGES_SHOWN) -> Iterator[Tab
         yield table
     if findings.kernels:
         yield _of_kernels("longest kernels", findings.kernels)
+    if findings.callers:
+        table = Table("where CUDA's longest calls come from", ("call", ">count", ">time", "called by"))
+        for caller in findings.callers:
+            table.add(caller.call, f"{caller.count:,}", milliseconds(caller.seconds), " ← ".join(caller.frames))
+        yield table
 
 
 def _of_modules(modules: Sequence[ModuleUse], steps: int) -> Table:

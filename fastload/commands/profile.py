@@ -24,9 +24,11 @@ from typing import TYPE_CHECKING, Final
 
 from fastload._arguments import at_least, output_file, picture_file
 from fastload.commands.run import script
+from fastload.memory.gpu import GpuMemory
 from fastload.profiling.analysis import modules, ncu
 from fastload.profiling.pages.report import ProfileReport, make_report, plain_console, show
 from fastload.profiling.recording import nsys, nsys_export, torch_trace
+from fastload.profiling.recording.capture import MEMORY_FILE
 from fastload.profiling.recording.nsys import NsightError, ProgramError, find_nsight
 from fastload.profiling.recording.provenance import FILE, Provenance
 from fastload.stats.verdict import Verdict
@@ -149,17 +151,19 @@ def main(args: argparse.Namespace) -> int:
             code, recording = 0, read(args.source)
             folder = args.source if args.source.is_dir() else args.source.parent
             reported = loaders_verdict(folder) if args.source.is_dir() else None
-            about = Provenance.read(folder)
+            about, memory = Provenance.read(folder), read_memory(folder) if args.source.is_dir() else None
         else:
-            replaced = (f"{STEM}.*", "ranges-*.jsonl", _LOADER.replace(".", "*"), FILE)
+            replaced = (f"{STEM}.*", "ranges-*.jsonl", _LOADER.replace(".", "*"), MEMORY_FILE.replace(".", "*"), FILE)
             with folder_for(args.keep, *replaced) as folder:
                 about = Provenance.now(shlex.join(program), _loader(args))
                 code, recording, reported = record(args, python(program), folder)
                 about.write(folder)
+                memory = read_memory(folder)
     except NsightError as error:
         _say(str(error))
         return error.code
-    _deliver(make_report(recording, reported, about, measured, others), recording, args, page)
+    report = replace(make_report(recording, reported, about, measured, others), memory=memory)
+    _deliver(report, recording, args, page)
     return code
 
 
@@ -283,6 +287,16 @@ def loaders_verdict(folder: Path) -> Verdict | None:
         try:
             return Verdict.from_dict(json.loads(path.read_text(encoding="utf-8")))
         except ValueError:  # the program was killed while writing it
+            continue
+    return None
+
+
+def read_memory(folder: Path) -> GpuMemory | None:
+    """The GPU's memory at the window's end; None if it was not written."""
+    for path in sorted(folder.glob(MEMORY_FILE.replace(".", "*"))):
+        try:
+            return GpuMemory.from_dict(json.loads(path.read_text(encoding="utf-8")))
+        except (ValueError, KeyError):  # the program was killed while writing it
             continue
     return None
 

@@ -21,6 +21,7 @@ from handmade import export, ranks, recording, span, stage, starved
 import fastload
 from fastload import _machine
 from fastload.commands import cli, profile
+from fastload.memory.gpu import GpuMemory
 from fastload.profiling.analysis.findings import find
 from fastload.profiling.pages import timeline
 from fastload.profiling.pages.html import render
@@ -366,6 +367,22 @@ def test_backtraces_of_what_nsys_does_not_know_are_refused(capfd, kinds):
     with pytest.raises(SystemExit, match="2"):
         cli.main(["profile", f"--cudabacktrace={kinds}", "--", "no-such-program"])
     assert "argument --cudabacktrace: must be all, or some of kernel, memory, sync, other" in capfd.readouterr().err
+
+
+def test_the_gpus_memory_is_kept_and_shown(here, nsys, capfd):
+    nsys()
+    said = GpuMemory(10**9, 3 * 10**9, 2 * 10**9, 3 * 10**9, 70 * 10**9, 80 * 10**9)
+    path = "pathlib.Path(os.environ['FASTLOAD_CAPTURE_REPORT']).with_name('memory.json')"
+    code = f"import os, pathlib; {path}.write_text({json.dumps(said.to_dict())!r})"
+    assert run("--keep", "kept", "--html", "x.html", "--", "python", "-c", code) == 0
+    out = capfd.readouterr().out
+    assert f"GPU memory: {said}" in out.replace("\n", " ")
+    assert "<b>2.0 GB</b><span>of GPU memory allocated</span>" in (here / "x.html").read_text()
+    assert run("--no-html", "--json", "--from", "kept") == 0
+    assert json.loads(capfd.readouterr().out)["gpu_memory"]["other_bytes"] == 7 * 10**9
+    (here / "kept" / "memory.json").write_text('{"cut')
+    assert run("--no-html", "--from", "kept") == 0
+    assert "GPU memory" not in capfd.readouterr().out
 
 
 def test_what_the_script_inherits(here, nsys, capfd, monkeypatch):

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 
     from rich.console import Console
 
+    from fastload.memory.gpu import GpuMemory
     from fastload.profiling.analysis.communication import CommunicationUse
     from fastload.profiling.analysis.findings import Activity, Findings, KernelUse
     from fastload.profiling.analysis.modules import ModuleUse
@@ -43,6 +44,7 @@ class ProfileReport:
     verdict: Verdict  # limit of the loop
     loader: str | None = None  # the loader's own verdict on the same run, if there is one
     provenance: Provenance | None = None  # origin of the recording, if known
+    memory: GpuMemory | None = None  # the GPU's, at the window's end
     modules: tuple[ModuleUse, ...] = ()  # what there is to gain in each, the most first; with Nsight Compute's figures
 
     @property
@@ -54,6 +56,7 @@ class ProfileReport:
     def to_dict(self) -> dict[str, Any]:
         """The object of ``fastload profile --json``. Times in seconds, shares from 0 to 1."""
         about = {} if self.provenance is None else {"provenance": asdict(self.provenance)}
+        about |= {} if self.memory is None else {"gpu_memory": self.memory.to_dict()}
         modules = {"modules": [use.to_dict() for use in self.modules]} if self.modules else {}
         return {"verdict": self.verdict.to_dict(), "loader": self.loader, **about, **modules, **self.findings.to_dict()}
 
@@ -83,7 +86,7 @@ def make_report(
     findings = find(recording, others)
     said = None if reported is None else str(reported)
     modules = join(findings.parts, measured) if measured else ()
-    return ProfileReport(findings, diagnose_trace(findings, reported), said, provenance, modules)
+    return ProfileReport(findings, diagnose_trace(findings, reported), said, provenance, modules=modules)
 
 
 def plain_console() -> Console:
@@ -109,6 +112,8 @@ def show(report: ProfileReport, console: Console) -> None:
         console.print(title, body, sep="\n")
     for line in overview(report.findings):
         console.print(Text(line))
+    if report.memory is not None:
+        console.print(Text(f"GPU memory: {report.memory}"))
     shown = list(report.tables())
     for table in shown:
         console.print()

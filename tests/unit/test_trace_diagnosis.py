@@ -137,9 +137,13 @@ def test_a_gpu_that_idles_longer_than_it_communicates_is_not_bound_by_that():
     assert diagnose_trace(find(made)).bottleneck is Bottleneck.LOOP
 
 
-def test_a_loop_that_waits_for_its_loader_is_not_bound_by_collectives():
-    events = {"kernels": [kernel(8, 0, 1), kernel(1, 910, 1000, ALL_REDUCE)]}
-    assert verdict_of(reading(fetch=(0, 900)), **events).bottleneck is Bottleneck.PYTHON
+@pytest.mark.parametrize(("waits", "bottleneck"), [(400, Bottleneck.COMMUNICATION), (600, Bottleneck.PYTHON)])
+def test_of_waits_for_batches_and_collectives_the_longer_is_the_limit(waits, bottleneck):
+    ranges = [stage("step", 0, 1000), stage("wait", 0, waits), *reading(fetch=(0, waits))]
+    kernels = [kernel(8, 0, 1), kernel(1, waits, waits + 50), kernel(2, waits + 50, 1000, ALL_REDUCE)]
+    verdict = diagnose_trace(find(recording(0, 1000, ranges, kernels=kernels)))
+    assert verdict.bottleneck is bottleneck
+    assert f"the training loop waited for batches {waits / 1000:.0%} of the time" in str(verdict)
 
 
 def test_the_rank_that_others_wait_for_is_named():

@@ -44,7 +44,7 @@ def diagnose_trace(findings: Findings, reported: Verdict | None = None) -> Verdi
         if decode is not None and decode.awaited_share >= max(STALL_MIN, device.starved_share):
             ran = f"only the kernels that decode ran {decode.awaited_share:.0%} of it, {_decoding(findings, decode)}"
             return Verdict.of(Bottleneck.DECODE, waited, ran, remedy=f"{LESS_ON_GPU}; or store smaller images")
-        if limit is not None and (found := _communication(findings, device)) is not None:
+        if (found := _communication(findings, device)) is not None:
             return Verdict.of(Bottleneck.COMMUNICATION, *found, busy, waited, remedy=_for_straggler(findings))
         if limit is Bottleneck.LOOP and (launching := _launching(findings, device)):
             return Verdict.of(Bottleneck.LAUNCH, *launching, busy, waited, *_layout(findings))

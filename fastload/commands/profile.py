@@ -24,11 +24,11 @@ from typing import TYPE_CHECKING, Final
 
 from fastload._arguments import at_least, output_file, picture_file
 from fastload.commands.run import script
+from fastload.memory.gpu import FILE as MEMORY_FILE
 from fastload.memory.gpu import GpuMemory
 from fastload.profiling.analysis import modules, ncu
 from fastload.profiling.pages.report import ProfileReport, make_report, plain_console, show
 from fastload.profiling.recording import nsys, nsys_export, torch_trace
-from fastload.profiling.recording.capture import MEMORY_FILE
 from fastload.profiling.recording.nsys import NsightError, ProgramError, find_nsight
 from fastload.profiling.recording.provenance import FILE, Provenance
 from fastload.stats.verdict import Verdict

@@ -5,11 +5,12 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass, fields
 from typing import TYPE_CHECKING, Any, Final
 
-import torch
-
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
+    import torch
+
+FILE: Final = "memory.json"  # a recording's, at the end of its window
 SPARE: Final = 0.05  # share of the room left free: torch's allocator cannot fill gaps between blocks
 
 
@@ -70,6 +71,8 @@ class BatchFit:
 
 def gpu_memory(device: torch.device | int | None = None) -> GpuMemory:
     """Read a CUDA device's memory (default: the current one). Synchronizes nothing."""
+    import torch
+
     free, total = torch.cuda.mem_get_info(device)
     return GpuMemory(
         torch.cuda.memory_allocated(device),
@@ -118,6 +121,8 @@ def largest_batch(
     Raises:
         ValueError: The sizes are equal or below 1, or memory does not grow with them.
     """
+    import torch
+
     if len(set(sizes)) < 2 or min(sizes) < 1:
         raise ValueError(f"sizes must be two different batch sizes of at least 1, got {sizes}")
     peaks: dict[int, int] = {}

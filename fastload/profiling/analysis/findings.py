@@ -228,6 +228,7 @@ class _Finder:
         by_device: dict[int, list[Interval]] = defaultdict(list)
         for kernel in recording.kernels:
             by_device[kernel.device].append(kernel.interval)
+        self._windows: dict[int, Interval] = {}  # whole steps by device
         self._busy = {device: intervals.union(spans) for device, spans in sorted(by_device.items())}
         self._arriving = intervals.union(copy.interval for copy in recording.copies if copy.direction == _ARRIVING)
         self._launches = {(call.thread.process, call.correlation): call for call in recording.calls}
@@ -272,7 +273,7 @@ class _Finder:
             gpu_decode=_decode_use(recording, self._waits),
             parts=self._parts(),
             communication=find_communication(recording, others),
-            launching=self._launching(devices, steps),
+            launching=self._launching(devices),
             callers=self._callers(),
         )
 
@@ -280,7 +281,7 @@ class _Finder:
         devices: list[DeviceUse] = []
         gaps: list[Gap] = []
         for device, busy in self._busy.items():
-            window = self._device_window(device, steps)
+            window = self._windows[device] = self._device_window(device, steps)
             span = max(1, window[1] - window[0])
             idle = intervals.gaps(busy, window)
             starved = intervals.length(intervals.common(idle, self._waits))
@@ -292,11 +293,11 @@ class _Finder:
             gaps += [self._gap(device, gap) for gap in longest]
         return devices, gaps
 
-    def _launching(self, devices: Sequence[DeviceUse], steps: Sequence[Range]) -> LaunchUse | None:
+    def _launching(self, devices: Sequence[DeviceUse]) -> LaunchUse | None:
         if not devices:
             return None
         device = max(devices, key=lambda use: use.window_s).device
-        window = self._device_window(device, steps)
+        window = self._windows[device]
         of_main = (call for call in self._recording.calls if call.thread == self._recording.main)
         waiting = [call.interval for call in of_main if "Synchronize" in call.name]
         return find_launches(

@@ -163,12 +163,12 @@ def test_occupancy_and_what_warps_wait_for_stand_beside_the_roofline(here, capfd
     runs, ceilings = tables.read_kept(here / "kept")
     everything = tables.total(runs, ceilings)
     assert everything.occupancy == pytest.approx(0.375)
-    assert everything.stalls == {"device memory or L2": pytest.approx(0.5), "a barrier": pytest.approx(0.125)}
-    assert tables.waits(everything) == "device memory or L2 50%, a barrier 12%"
-    assert everything.to_dict()["waiting for device memory or L2"] == pytest.approx(0.5)
+    assert everything.stalls == {"memory": pytest.approx(0.5), "barriers": pytest.approx(0.125)}
+    assert tables.waits(everything) == "memory 50%, barriers 12%"
+    assert everything.to_dict()["waiting for memory"] == pytest.approx(0.5)
     monkeypatch.setenv("COLUMNS", "200")
     assert run("--range", "forward", "--from", "kept", "--csv", "sums.csv") == 0
-    assert "device memory or L2 50%" in capfd.readouterr().out
+    assert "memory 50%" in capfd.readouterr().out
     assert "waiting for tensor cores" in (here / "sums.csv").read_text()
     before = tables.total(*tables.read_kept(DATA / "ncu"))
     assert (before.occupancy, before.stalls) == (None, {}), "files of earlier versions lack them"

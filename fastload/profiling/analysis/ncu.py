@@ -49,16 +49,16 @@ _CYCLES: Final = "smsp__average_warp_latency_per_inst_issued.ratio"
 _STALLS: Final = {
     f"smsp__average_warps_issue_stalled_{name}_per_issue_active.ratio": reason
     for name, reason in (
-        ("long_scoreboard", "device memory or L2"),
+        ("long_scoreboard", "memory"),
         ("short_scoreboard", "shared memory"),
         ("mio_throttle", "shared memory's queue"),
         ("lg_throttle", "memory's queue"),
-        ("barrier", "a barrier"),
+        ("barrier", "barriers"),
         ("gmma", "tensor cores"),
         ("math_pipe_throttle", "arithmetic units"),
-        ("wait", "a fixed latency"),
+        ("wait", "fixed latencies"),
         ("no_instruction", "instructions"),
-        ("not_selected", "other warps' turns"),
+        ("not_selected", "their turn"),
     )
 }
 

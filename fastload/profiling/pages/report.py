@@ -258,7 +258,7 @@ def _of_modules(modules: Sequence[ModuleUse], steps: int) -> Table:
         of = use.measured
         gain = f"{of.roof_share:.0%}", milliseconds(use.gain_s / max(1, steps))
         occupancy = "" if of.occupancy is None else f"{of.occupancy:.0%}"
-        table.add(*kept, of.bound.removesuffix("-bound"), *gain, occupancy, waits(of))
+        table.add(*kept, of.bound.removesuffix("-bound"), *gain, occupancy, waits(of, 1))
     if (more := len(modules) - MODULES_SHOWN) > 0:
         table.add(f"... and {more} more", *[""] * 7, style="dim")
     known = sum(use.share for use in modules if use.measured is not None)

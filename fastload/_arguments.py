@@ -97,14 +97,6 @@ def output_file(text: str) -> Path:
     raise argparse.ArgumentTypeError(f"must be a file that can be written, in a folder that exists, got {text!r}")
 
 
-def existing_folder(text: str) -> Path:
-    """Parse a folder that can be listed."""
-    path = Path(text)
-    if path.is_dir() and os.access(path, os.R_OK | os.X_OK):
-        return path
-    raise argparse.ArgumentTypeError(f"must be a folder that can be read, got {text!r}")
-
-
 def file_in_new_folder(text: str) -> Path:
     """Parse a writable file, whose folder may have to be made first."""
     path = Path(text)

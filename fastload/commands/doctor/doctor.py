@@ -11,7 +11,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-from fastload._arguments import existing_folder
 from fastload._version import __version__
 from fastload.commands.doctor import checks, checks_disk, checks_gpu, checks_pil
 from fastload.commands.doctor.checks import Check
@@ -134,7 +133,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--json", action="store_true", help="print the report as JSON")
     parser.add_argument(
         "--folder",
-        type=existing_folder,
+        type=Path,
         metavar="DIR",
         help="also measure how fast files in DIR and below are read from its disk, for a second or two",
     )

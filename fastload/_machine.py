@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import platform
+import re
 import resource
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,6 +24,7 @@ __all__ = [
     "cpu_model",
     "file_descriptor_limits",
     "memory_budget",
+    "process_memory",
     "shared_memory_bytes",
     "usable_cpus",
     "usable_memory_bytes",
@@ -132,6 +134,22 @@ def file_descriptor_limits() -> tuple[int | None, int | None]:
     """This process's soft and hard limit of open file descriptors; None means no limit."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     return (None if soft == resource.RLIM_INFINITY else soft), (None if hard == resource.RLIM_INFINITY else hard)
+
+
+def process_memory(pid: int, root: Path = _ROOT) -> tuple[int, int] | None:
+    """Resident bytes of a process: all, and with shared pages in part.
+
+    None if it is gone, or another user's. The kernel walks the process's pages, which takes it milliseconds.
+    """
+    folder = root / "proc" / str(pid)
+    text = _read(folder / "smaps_rollup") or _read(folder / "smaps")  # gVisor has no rollup
+    if not text:
+        return None
+    rss, pss = (
+        sum(int(kilobytes) for kilobytes in re.findall(rf"^{name}: +(\d+) kB$", text, re.MULTILINE))
+        for name in ("Rss", "Pss")
+    )
+    return 1024 * rss, 1024 * pss
 
 
 def mapped_files() -> list[str]:

@@ -265,8 +265,10 @@ class FastLoader(LoaderConfig[T_co]):
     def report(self) -> Report:
         """The bottleneck of the loop that consumes this loader, with evidence and remedy; ``print`` it."""
         from fastload.stats.diagnosis import report
+        from fastload.stats.workers_memory import workers_memory
 
-        return report(self.stats(), state_of(self).unseen(self))
+        state = state_of(self)
+        return report(self.stats(), state.unseen(self), workers_memory(state.worker_pids()))
 
     def state_dict(self) -> dict[str, Any]:
         """Return where the consumer of the newest iteration is, for :meth:`load_state_dict` in any process.

@@ -344,6 +344,10 @@ class LoaderState:
         """Whether the loader makes its iterators itself, as far as is known."""
         return self.is_passed_by or has_own_iterator(loader)
 
+    def worker_pids(self) -> list[int]:
+        """The worker processes of iterators in use."""
+        return [worker.pid for iterator in list(self.live) for worker in getattr(iterator, "_workers", ())]
+
     def unseen(self, loader: LoaderConfig[Any]) -> str | None:
         """Why the loader's batches may not be seen; ``None`` if they are."""
         if self.makes_own(loader):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sqlite3
+from dataclasses import replace
 
 from fastload.profiling.recording.trace import (
     DOMAIN,
@@ -22,6 +23,7 @@ WORKERS = (ThreadKey(201, 201), ThreadKey(202, 202))
 NAMES = {MAIN: "python3", FEEDER: "fastload-feeder", BACKWARD: "pt_autograd_0"} | dict.fromkeys(
     WORKERS, "pt_data_worker"
 )
+ALL_REDUCE = "ncclDevKernel_AllReduce_Sum_bf16_RING_LL"
 
 
 def stage(name, start, end, thread=MAIN, batch=None, blocked=None):
@@ -88,6 +90,18 @@ def starved(steps=5, period=1000, compute=300):
     return recording(0, steps * period, ranges, calls, kernels, copies)
 
 
+def ranks(*lengths, compute=(0, 500), steps=2, process=MAIN.process):
+    """Record ranks that compute, then reduce for so many microseconds until each step's end."""
+    kernels = []
+    for device, spent in enumerate(lengths):
+        for step in range(steps):
+            at = 1000 * step
+            own = [kernel(None, at + compute[0], at + compute[1], device=device)]
+            own.append(kernel(None, at + 1000 - spent, at + 1000, ALL_REDUCE, stream=20, device=device))
+            kernels += [replace(each, process=process + device) for each in own]
+    return recording(0, 1000 * steps, [stage("step", 1000 * n, 1000 * n + 1000) for n in range(steps)], kernels=kernels)
+
+
 # ---- the same as an nsys export
 
 _SCHEMA = """
@@ -97,7 +111,9 @@ CREATE TABLE TARGET_INFO_GPU (id INTEGER, name TEXT);
 CREATE TABLE NVTX_EVENTS (start INTEGER, end INTEGER, eventType INTEGER, text TEXT, globalTid INTEGER, textId INTEGER,
     domainId INTEGER, int64Value INTEGER);
 CREATE TABLE CUPTI_ACTIVITY_KIND_RUNTIME (start INTEGER, end INTEGER, globalTid INTEGER, correlationId INTEGER,
-    nameId INTEGER);
+    nameId INTEGER, callchainId INTEGER);
+CREATE TABLE CUDA_CALLCHAINS (id INTEGER NOT NULL, symbol INTEGER NOT NULL, module INTEGER NOT NULL, unresolved INTEGER,
+    originalIP INTEGER, stackDepth INTEGER NOT NULL, PRIMARY KEY (id, stackDepth));
 CREATE TABLE CUPTI_ACTIVITY_KIND_KERNEL (start INTEGER, end INTEGER, deviceId INTEGER, streamId INTEGER,
     correlationId INTEGER, globalPid INTEGER, demangledName INTEGER, shortName INTEGER);
 CREATE TABLE CUPTI_ACTIVITY_KIND_MEMCPY (start INTEGER, end INTEGER, deviceId INTEGER, streamId INTEGER,
@@ -132,10 +148,14 @@ def export(recording, path):
         insert("NVTX_EVENTS", [(r.start_ns, r.end_ns, 59, plain, *place, r.payload)])
     insert("ThreadNames", ((text(t.name), 0, whole(t.key)) for t in recording.threads.values()))
     insert("ThreadNames", [(text("kworker/0"), 0, whole((7, 7)))])
-    insert(
-        "CUPTI_ACTIVITY_KIND_RUNTIME",
-        ((c.start_ns, c.end_ns, whole(c.thread), c.correlation, text(f"{c.name}_v7000")) for c in recording.calls),
-    )
+    for number, c in enumerate(recording.calls, start=1):
+        place = whole(c.thread), c.correlation, text(f"{c.name}_v7000"), number if c.backtrace else None
+        insert("CUPTI_ACTIVITY_KIND_RUNTIME", [(c.start_ns, c.end_ns, *place)])
+        if c.backtrace:  # CUDA's own frame first, and one without a name
+            frames = [("cuStreamSync", "libcuda.so.1", None), *((name, "libtorch.so", None) for name in c.backtrace)]
+            frames.insert(2, ("0x7f00", "[Unknown]", 1))
+            rows = [(text(name), text(f"/usr/lib/{module}"), unknown) for name, module, unknown in frames]
+            insert("CUDA_CALLCHAINS", ((number, *row, 0, depth) for depth, row in reversed([*enumerate(rows)])))
     insert("OSRT_API", ((c.start_ns, c.end_ns, whole(c.thread), text(c.name)) for c in recording.os_calls))
     for k in recording.kernels:
         place = k.device, k.stream, k.correlation, whole((k.process, 0))

@@ -8,6 +8,7 @@ from __future__ import annotations
 import functools
 import json
 import shlex
+import shutil
 import sys
 from dataclasses import asdict
 from pathlib import Path
@@ -17,6 +18,7 @@ from fastload._arguments import at_least, output_file
 from fastload.commands import profile
 from fastload.commands.doctor.checks_gpu import cuda_available
 from fastload.profiling.analysis import ncu, roofline
+from fastload.profiling.analysis.ncu import CEILINGS, REPORT, TABLE
 from fastload.profiling.pages.report import plain_console
 from fastload.profiling.recording import nsys
 from fastload.profiling.recording.nsys import NsightError, find_nsight
@@ -29,7 +31,8 @@ if TYPE_CHECKING:
     from fastload.profiling.analysis.ncu import KernelRun, Sum
     from fastload.profiling.analysis.roofline import Ceilings
 
-_TABLE: Final = "ncu.csv"
+_TABLE_OPTIONS: Final = ("--csv", "--page", "raw", "--print-units", "base")
+_IMPORT_S: Final = 300
 SHOWN: Final = 40
 WIDE: Final = 130  # least width at which the table has all its figures; a narrower one has the shares of the ceilings
 
@@ -60,6 +63,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--by", choices=("range", "kernel"), default="range", help="what to add up: per range within")
     parser.add_argument("--set", default="none", metavar="SET", help="measure more: memory, full, or another of ncu's")
     parser.add_argument("--most", type=at_least(1), metavar="N", help="measure at most so many kernels")
+    parser.add_argument(
+        "--report",
+        type=output_file,
+        metavar="FILE",
+        help="keep ncu's own report (.ncu-rep) for Nsight Compute's window there, too (--keep has it in its folder)",
+    )
     parser.add_argument("--csv", type=output_file, metavar="FILE", help="write the sums")
     profile.add_common_arguments(parser, steps=1, drawn="bytes moved against latency")
 
@@ -73,9 +82,9 @@ def main(args: argparse.Namespace) -> int:
         return 2
     try:
         if not program:
-            code, runs, ceilings = 0, ncu.read(args.source / _TABLE), read_ceilings(args.source)
+            code, (runs, ceilings) = 0, ncu.read_kept(args.source)
         else:
-            with profile.folder_for(args.keep, _TABLE) as folder:
+            with profile.folder_for(args.keep, TABLE, REPORT) as folder:
                 code, runs, ceilings = measure(args, program, folder)
     except NsightError as error:
         _say(str(error))
@@ -99,10 +108,17 @@ def measure(args: argparse.Namespace, program: Sequence[str], folder: Path) -> t
         )
     if not cuda_available():
         raise NsightError("Nsight Compute measures kernels, and torch sees no GPU here: fastload doctor says why")
-    table = folder / _TABLE
+    table, report = folder / TABLE, folder / REPORT
     command = command_line(executable, args, profile.python(program), table, available_metrics(executable))
     _say(f"runs {shlex.join(command)}")
     code = profile.run(command, args, {}, exits=True)
+    if report.exists():
+        if not ncu.has_table(table):  # ncu prints none beside a report, but does from it
+            imported = [str(executable), "--import", str(report), *_TABLE_OPTIONS, "--log-file", str(table)]
+            nsys.run_tool(imported, timeout_s=_IMPORT_S)
+        if args.report:
+            shutil.copyfile(report, args.report)
+            _say(f"ncu's report is {args.report}; ncu-ui opens it")
     if not table.exists():
         raise nsys.nothing_recorded("ncu", code)
     try:
@@ -111,7 +127,7 @@ def measure(args: argparse.Namespace, program: Sequence[str], folder: Path) -> t
         error.code = code or error.code  # ncu creates the file before the program can fail
         raise
     ceilings = roofline.measure()
-    (folder / "ceilings.json").write_text(json.dumps(asdict(ceilings), indent=2), encoding="utf-8")
+    (folder / CEILINGS).write_text(json.dumps(asdict(ceilings), indent=2), encoding="utf-8")
     return code, runs, ceilings
 
 
@@ -122,10 +138,12 @@ def command_line(
     # The script's own ranges are in the default domain; annotate's ranges and the step are in fastload's.
     include = [part for name in (f"{args.range}/", f"fastload@{args.range}/") for part in ("--nvtx-include", name)]
     more = _SETS.get(args.set, ["--set", args.set])
+    kept = args.keep is not None or args.report is not None
+    export = ["--force-overwrite", "--export", str(table.with_name(REPORT))] if kept else []
     most = [] if args.most is None else ["--launch-count", str(args.most)]
     return [
         *(str(executable), "--nvtx", *include, "--profile-from-start", "off", "--clock-control", "none"),
-        *("--csv", "--page", "raw", "--print-units", "base", "--log-file", str(table)),
+        *(*_TABLE_OPTIONS, "--log-file", str(table), *export),
         *("--metrics", ",".join(metrics), *more, *most, *program),
     ]
 
@@ -136,15 +154,7 @@ def available_metrics(executable: Path) -> list[str]:
     known = {line.split(maxsplit=1)[0] for line in said.splitlines() if line.strip()}
     if code != 0 or not known:
         return list(ncu.METRICS)
-    return [name for name in ncu.METRICS if name.rpartition(".")[0] in known]
-
-
-def read_ceilings(folder: Path) -> Ceilings:
-    """Read the ceilings saved by ``--keep``; raises ``NsightError`` without them."""
-    try:
-        return roofline.Ceilings(**json.loads((folder / "ceilings.json").read_text(encoding="utf-8")))
-    except (OSError, ValueError, TypeError) as error:
-        raise NsightError(f"{folder} has no ceilings.json ({error}): measure again with --keep") from error
+    return [name for name in ncu.METRICS if name.partition(".")[0] in known]
 
 
 def _deliver(runs: list[KernelRun], ceilings: Ceilings, args: argparse.Namespace) -> None:
@@ -185,6 +195,8 @@ def show(sums: Sequence[Sum], everything: Sum, ceilings: Ceilings, inside: str, 
         ("of ceiling", "TFLOP/s", lambda each: f"{each.compute_share:.0%}"),
         ("FLOP/byte", "", lambda each: "" if each.intensity is None else f"{each.intensity:,.1f}"),
     ]
+    if everything.occupancy is not None:
+        columns.append(("occupancy", "", lambda each: "" if each.occupancy is None else f"{each.occupancy:.0%}"))
     wide = console.width >= WIDE
     shown = [(name if wide else narrow, cell) for name, narrow, cell in columns if wide or narrow]
     table = Table(box=None, padding=(0, 2, 0, 0))
@@ -192,10 +204,14 @@ def show(sums: Sequence[Sum], everything: Sum, ceilings: Ceilings, inside: str, 
     for title, _ in shown:
         table.add_column(title, justify="right", no_wrap=True, header_style="dim")
     table.add_column("class", header_style="dim")
+    stalls = wide and bool(everything.stalls)
+    if stalls:
+        table.add_column("warps wait for", header_style="dim")
     for each in (*sums[:SHOWN], everything):
         bound = Text(each.bound, _STYLES[each.bound])
         cells = [cell(each) for _, cell in shown]
-        table.add_row(each.name, *cells, bound, style="bold" if each is everything else None)
+        waits = [ncu.waits(each)] if stalls else []
+        table.add_row(each.name, *cells, bound, *waits, style="bold" if each is everything else None)
     tf32 = "" if ceilings.tf32_flops is None else f"{ceilings.tf32_flops / 1e12:,.0f} TF32, "
     console.print(
         Text(

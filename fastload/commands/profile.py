@@ -11,17 +11,22 @@ import argparse
 import functools
 import json
 import os
+import re
 import shlex
 import shutil
 import subprocess
 import sys
 import tempfile
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from fastload._arguments import at_least, output_file, picture_file
 from fastload.commands.run import script
+from fastload.memory.gpu import FILE as MEMORY_FILE
+from fastload.memory.gpu import GpuMemory
+from fastload.profiling.analysis import modules, ncu
 from fastload.profiling.pages.report import ProfileReport, make_report, plain_console, show
 from fastload.profiling.recording import nsys, nsys_export, torch_trace
 from fastload.profiling.recording.nsys import NsightError, ProgramError, find_nsight
@@ -37,6 +42,11 @@ if TYPE_CHECKING:
 STEM: Final = "profile"  # name of the recording in its folder
 _PAGE: Final = f"fastload-{STEM}.html"
 _LOADER: Final = "loader.json"
+_KIND: Final = r"(all|kernel|memory|sync|other)(:\d+)?"
+_NO_BACKTRACES: Final = (
+    "nsys recorded no backtrace: it takes them only where it may sample the CPU (perf_event_paranoid at most 2, in a "
+    "container with CAP_SYS_ADMIN or a seccomp profile that has perf_event_open), and of calls of 1 µs or more"
+)
 
 
 def say(command: str, text: str) -> None:
@@ -59,10 +69,42 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="profile the script as it stands, with torch's DataLoader (default: with FastLoader in its place)",
     )
     parser.add_argument("--sampling", action="store_true", help="nsys also samples call stacks (large recordings)")
+    parser.add_argument(
+        "--cudabacktrace",
+        type=backtraces,
+        metavar="KINDS",
+        help="nsys also records what called CUDA: all, or of kernel, memory, sync and other, each with the least "
+        "nanoseconds of a call behind a colon if given, as sync:1000,memory (slows the loop down)",
+    )
     parser.add_argument("--to-the-end", action="store_true", help="let the script go on after the steps")
+    parser.add_argument(
+        "--kernels",
+        action="append",
+        type=Path,
+        metavar="DIR",
+        help="say what there is to gain in each module, with what fastload kernels --keep DIR measured (default: the "
+        "folder of --from, if it holds that); may be given several times",
+    )
+    parser.add_argument(
+        "--rank",
+        action="append",
+        type=Path,
+        default=[],
+        metavar="PATH",
+        help="compare the collectives with those of another rank's recording; may be given several times",
+    )
     parser.add_argument("--html", type=output_file, metavar="FILE", help=f"the page to write (default: {_PAGE})")
     parser.add_argument("--no-html", action="store_true", help="write no page")
     add_common_arguments(parser, steps=10, drawn="the timeline")
+
+
+def backtraces(text: str) -> str:
+    """Check nsys' kinds of calls, as a type for ``argparse``."""
+    if not re.fullmatch(rf"{_KIND}(,{_KIND})*", text):
+        raise argparse.ArgumentTypeError(
+            f"must be all, or some of kernel, memory, sync, other, such as sync:1000,memory; got {text!r}"
+        )
+    return text
 
 
 def add_common_arguments(parser: argparse.ArgumentParser, *, steps: int, drawn: str) -> None:
@@ -103,22 +145,32 @@ def main(args: argparse.Namespace) -> int:
         _say(f"the page {error}; or give --html FILE, or --no-html")
         return 2
     try:
+        measured = modules.read_measured(kernel_folders(args))
+        others = [(str(path), read(path)) for path in args.rank]
         if not program:
             code, recording = 0, read(args.source)
             folder = args.source if args.source.is_dir() else args.source.parent
             reported = loaders_verdict(folder) if args.source.is_dir() else None
-            about = Provenance.read(folder)
+            about, memory = Provenance.read(folder), read_memory(folder) if args.source.is_dir() else None
         else:
-            replaced = (f"{STEM}.*", "ranges-*.jsonl", _LOADER.replace(".", "*"), FILE)
+            replaced = (f"{STEM}.*", "ranges-*.jsonl", _LOADER.replace(".", "*"), MEMORY_FILE.replace(".", "*"), FILE)
             with folder_for(args.keep, *replaced) as folder:
                 about = Provenance.now(shlex.join(program), _loader(args))
                 code, recording, reported = record(args, python(program), folder)
                 about.write(folder)
+                memory = read_memory(folder)
     except NsightError as error:
         _say(str(error))
         return error.code
-    _deliver(make_report(recording, reported, about), recording, args, page)
+    report = replace(make_report(recording, reported, about, measured, others), memory=memory)
+    _deliver(report, recording, args, page)
     return code
+
+
+def kernel_folders(args: argparse.Namespace) -> list[Path]:
+    """The folders of Nsight Compute's figures: those given, or the recording's own."""
+    own = args.source if args.source is not None and args.source.is_dir() else args.keep
+    return args.kernels or ([own] if own is not None and (own / ncu.TABLE).exists() else [])
 
 
 def read(path: Path) -> Recording:
@@ -151,14 +203,20 @@ def record(args: argparse.Namespace, program: Sequence[str], folder: Path) -> tu
     recorder = None if args.tool == "torch" else _find_recorder(args.tool, folder)
     if recorder is not None:
         try:
-            code = _execute(recorder.command(folder / STEM, program, sampling=args.sampling), args, folder)
-            return code, nsys_export.read(recorder.finish(folder / STEM, code)), loaders_verdict(folder)
+            options = {"sampling": args.sampling, "backtraces": args.cudabacktrace}
+            code = _execute(recorder.command(folder / STEM, program, **options), args, folder)
+            recording = nsys_export.read(recorder.finish(folder / STEM, code))
+            if args.cudabacktrace and not any(call.backtrace for call in recording.calls):
+                recording = replace(recording, notes=(*recording.notes, _NO_BACKTRACES))
+            return code, recording, loaders_verdict(folder)
         except ProgramError:
             raise
         except NsightError as error:
             if args.tool == "nsys":
                 raise
             _say(f"{error}; runs again under torch.profiler")
+    if args.cudabacktrace:
+        _say("only nsys records what called CUDA: --cudabacktrace is without effect")
     # By default torch.profiler's library prints "USDT" at each start, and "ERROR" without a GPU.
     level = os.environ.get("KINETO_LOG_LEVEL", "99")
     trace = {"FASTLOAD_CAPTURE_TRACE": str(folder / f"{STEM}.json"), "FASTLOAD_RANGES": str(folder)}
@@ -229,6 +287,16 @@ def loaders_verdict(folder: Path) -> Verdict | None:
         try:
             return Verdict.from_dict(json.loads(path.read_text(encoding="utf-8")))
         except ValueError:  # the program was killed while writing it
+            continue
+    return None
+
+
+def read_memory(folder: Path) -> GpuMemory | None:
+    """The GPU's memory at the window's end; None if it was not written."""
+    for path in sorted(folder.glob(MEMORY_FILE.replace(".", "*"))):
+        try:
+            return GpuMemory.from_dict(json.loads(path.read_text(encoding="utf-8")))
+        except (ValueError, KeyError):  # the program was killed while writing it
             continue
     return None
 

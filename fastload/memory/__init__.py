@@ -1,1 +1,1 @@
-"""Shared memory that worker processes write batches into: pinned slots, and memory files."""
+"""Memory that worker processes write batches into, pinned slots and memory files, and a GPU's."""

@@ -47,11 +47,13 @@ class Report(Result):
         verdict: One sentence, with its evidence.
         stats: The figures.
         shares: Each bottleneck's share of the time spent waiting for batches.
+        memory: The worker processes' memory, if there were some.
     """
 
     verdict: Verdict
     stats: Stats
     shares: Mapping[Bottleneck, float] = field(default_factory=dict)
+    memory: str | None = None
 
     def __repr__(self) -> str:
         return f"Report({self.verdict.name}: {', '.join(self.verdict.evidence)})"
@@ -60,25 +62,29 @@ class Report(Result):
         """Show the report in a notebook."""
         verdict = self.verdict
         evidence = f"{', '.join(verdict.evidence)}; {verdict.remedy}."
-        return card(verdict.name, paragraphs([evidence, *_figures(self.stats)]))
+        return card(verdict.name, paragraphs([evidence, *self._lines()]))
 
     def __str__(self) -> str:
-        return "\n".join([str(self.verdict), *(f"  {line}" for line in _figures(self.stats))])
+        return "\n".join([str(self.verdict), *(f"  {line}" for line in self._lines())])
+
+    def _lines(self) -> list[str]:
+        return [*_figures(self.stats), *([self.memory] if self.memory else [])]
 
 
-def report(stats: Stats, unseen: str | None = None) -> Report:
+def report(stats: Stats, unseen: str | None = None, memory: str | None = None) -> Report:
     """Judge a loader by its statistics.
 
     Args:
         stats: The figures.
         unseen: Why it may have made batches that are not among them.
+        memory: What its worker processes hold of it, in words.
     """
     if unseen is not None and not stats.batches:
-        return Report(Verdict(None, (f"no batch was seen: {unseen}",), _ASK), stats)
+        return Report(Verdict(None, (f"no batch was seen: {unseen}",), _ASK), stats, memory=memory)
     seconds = _waited_for(stats)
     total = sum(seconds.values())
     shares = {which: spent / total for which, spent in seconds.items() if spent > 0}
-    return Report(_verdict(stats, shares), stats, shares)
+    return Report(_verdict(stats, shares), stats, shares, memory)
 
 
 def _verdict(stats: Stats, shares: Mapping[Bottleneck, float]) -> Verdict:

@@ -48,6 +48,10 @@ class Bottleneck(enum.Enum):
     """The model: batches arrive in time, and the GPU is busy."""
     LOOP = "loop"
     """The loop's own code on the host: batches arrive in time, yet the GPU idles."""
+    LAUNCH = "launch"
+    """Launching kernels: they end before the host has launched the next."""
+    COMMUNICATION = "communication"
+    """Collectives between GPUs beside which nothing is computed."""
 
 
 REMEDIES: Final[Mapping[Bottleneck, str]] = MappingProxyType(
@@ -72,6 +76,10 @@ REMEDIES: Final[Mapping[Bottleneck, str]] = MappingProxyType(
         "or use fewer workers",
         Bottleneck.LOOP: "launch fewer and larger kernels (torch.compile, CUDA graphs, a larger batch), and let the "
         "host run ahead: no .item(), no prints, no synchronization in every step",
+        Bottleneck.LAUNCH: "launch fewer and larger kernels: CUDA graphs (torch.compile(mode='reduce-overhead'), "
+        "torch.cuda.graph), torch.compile, fused optimizers, a larger batch",
+        Bottleneck.COMMUNICATION: "hide or shrink it: gradients in larger or smaller buckets (bucket_cap_mb), fewer "
+        "synchronizations (no_sync, gradient accumulation), a larger batch, gradients in bfloat16",
     }
 )
 

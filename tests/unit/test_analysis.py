@@ -79,6 +79,26 @@ def test_ranges_get_the_device_time_of_what_was_launched_in_them():
     assert found["forward"].mean_s == pytest.approx(300e-6)
 
 
+def test_kernels_are_counted_once_by_the_innermost_range_that_launched_them():
+    modules = [stage("layer1", 100, 300), stage("layer1.conv", 120, 200), stage("layer1 backward", 400, 600, BACKWARD)]
+    ranges = [stage("step", 0, 1000), *modules, span("attention", 250, 290), span("optimizer", 700, 800)]
+    calls = [launch(n, at, at + 5, thread) for n, at, thread in ((1, 130, MAIN), (2, 260, MAIN), (3, 450, BACKWARD))]
+    calls += [launch(4, 710, 715), launch(5, 900, 905)]
+    kernels = [kernel(n, 100 * n, 100 * n + 10 * n, f"k{n}") for n in range(1, 7)]
+    found = {
+        part.name: (round(part.device_s * 1e6), part.kernels)
+        for part in find(recording(0, 1000, ranges, calls, kernels)).parts
+    }
+    assert found == {
+        "layer1.conv": (10, 1),
+        "layer1": (20, 1),  # a module before a range of the user's within it, as in Nsight Compute's tables
+        "layer1 backward": (30, 1),
+        "optimizer": (40, 1),
+        "k5": (50, 1),  # within the step only
+        "k6": (60, 1),  # its launch was not recorded
+    }
+
+
 def test_workers_are_told_apart_and_their_stages_do_not_overlap():
     threads = find(starved()).threads
     workers = [thread for thread in threads if thread.role == "worker"]

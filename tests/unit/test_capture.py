@@ -19,6 +19,7 @@ from torch import nn
 from torch.utils.data import DataLoader, IterableDataset
 
 from fastload import FastLoader, annotate_modules, capture
+from fastload.memory.gpu import GpuMemory
 from fastload.profiling.recording import capture as window_module
 from fastload.profiling.recording.capture import CaptureFromEnvironment, CaptureIterator
 
@@ -403,3 +404,13 @@ def test_workers_have_no_window():
     listening = outside.listening(DataLoader.__iter__)
     assert isinstance(listening(DataLoader(range(3))), CaptureIterator)
     assert list(DataLoader(Nested(), batch_size=None, num_workers=1, multiprocessing_context="fork")) == [False]
+
+
+def test_the_gpus_memory_is_written_where_a_report_is_asked_for(tmp_path, recorder, monkeypatch):
+    memory = GpuMemory(1, 2, 3, 4, 5, 6)
+    monkeypatch.setattr(window_module, "gpu_memory", lambda: memory)
+    recorder.loop(capture(range(4), 1, 2))
+    assert list(tmp_path.iterdir()) == []
+    monkeypatch.setenv("FASTLOAD_CAPTURE_REPORT", str(tmp_path / "loader.json"))
+    recorder.loop(capture(range(4), 1, 2))
+    assert GpuMemory.from_dict(json.loads((tmp_path / "memory.json").read_text())) == memory

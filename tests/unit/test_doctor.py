@@ -5,8 +5,10 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import re
 import subprocess
 import sys
+import threading
 import zlib
 from pathlib import Path
 
@@ -15,7 +17,7 @@ import pytest
 
 from fastload import _core, _machine
 from fastload._machine import CpuBudget, MemoryBudget
-from fastload.commands.doctor import checks, checks_pil
+from fastload.commands.doctor import checks, checks_disk, checks_pil
 from fastload.commands.doctor.checks import Check, check_native_core
 from fastload.commands.doctor.doctor import MachineReport, add_arguments, doctor, main
 
@@ -53,6 +55,62 @@ def test_every_part_of_the_machine_is_looked_at(report):
     names = [check.name for check in report.checks]
     assert [name for name in names if name not in ("gpu", "copy")] == ALWAYS
     assert not [check.finding for check in report.checks if "could not be checked" in check.finding]
+
+
+def test_a_folders_files_are_read_past_the_page_cache(tmp_path, monkeypatch):
+    (tmp_path / "cat").mkdir()
+    sizes = {f"cat/{n}.jpg": 1000 * (n + 1) for n in range(5)}
+    for name, size in sizes.items():
+        (tmp_path / name).write_bytes(bytes(size))
+    os.mkfifo(tmp_path / "pipe")  # to open it would block
+    (tmp_path / "loop").symlink_to(tmp_path)
+    dropped = []
+    monkeypatch.setattr(os, "posix_fadvise", lambda *given: dropped.append(given[1:]))
+    check = checks_disk.check_disk(tmp_path)
+    assert check.status == "ok"
+    assert check.data["files_listed"] == 5
+    # Two passes over so few files, each dropped from the cache before and after.
+    assert dropped == [(0, 0, os.POSIX_FADV_DONTNEED)] * 20
+    for threads in (1, 8):
+        found = check.data[f"{threads}_threads"]
+        assert found["bytes_per_s"] / found["files_per_s"] == pytest.approx(sum(sizes.values()) / 5), "all were read"
+    assert re.fullmatch(
+        rf"1 thread [\d,]+ MB/s, [\d,]+ files/s; 8 threads [\d,]+ MB/s, [\d,]+ files/s in {tmp_path}.*", check.finding
+    )
+
+
+def test_reading_ends_in_time(tmp_path, monkeypatch):
+    """Reads that never return keep no caller waiting; a large file is read in part."""
+    path = tmp_path / "large"
+    path.write_bytes(b"x")
+    over = threading.Event()
+    try:
+        monkeypatch.setattr(checks_disk, "FILE_BYTES_MAX", 1 << 60)
+        monkeypatch.setattr(os, "read", lambda *_: b"" if over.is_set() else bytes(1 << 10))
+        bytes_per_s, files_per_s = checks_disk.measure([path], 1, 0.05)
+        assert bytes_per_s > files_per_s > 0
+        monkeypatch.setattr(os, "read", lambda *_: over.wait(20) and b"")
+        assert checks_disk.measure([path], 1, 0.01) == (0.0, 0.0)
+    finally:
+        over.set()
+
+
+def test_a_folder_in_memory_or_without_a_file_is_told(tmp_path, monkeypatch):
+    for folder in (tmp_path, tmp_path / "absent"):
+        empty = checks_disk.check_disk(folder)
+        assert (empty.status, empty.finding) == ("warning", f"no file that can be read in {folder}")
+    (tmp_path / "x").write_bytes(b"x")
+    monkeypatch.setattr(checks_disk, "_file_system", lambda _: "tmpfs")
+    assert checks_disk.check_disk(tmp_path).finding.endswith(f" in {tmp_path}, which is memory (tmpfs)")
+
+
+def test_a_folder_is_measured_where_one_is_named_only(tmp_path, monkeypatch):
+    monkeypatch.setattr(checks_disk, "check_disk", lambda folder: Check("disk", str(folder)))
+    monkeypatch.setattr(checks_pil, "check_pil", lambda **_: Check("PIL", "not asked"))
+    for argv, folder in (([], None), (["--folder", str(tmp_path)], tmp_path)):
+        args = arguments(*argv)
+        assert args.folder == folder
+    assert doctor(folder=tmp_path)["disk"].finding == str(tmp_path)
 
 
 def test_a_machine_that_runs_these_tests_works(report):
@@ -174,7 +232,7 @@ def test_the_library_that_the_core_uses_is_the_one_that_was_loaded_first(tmp_pat
 @pytest.mark.parametrize(("status", "code"), [("ok", 0), ("note", 0), ("warning", 0), ("missing", 1)])
 def test_exit_status_is_1_only_when_something_needed_is_missing(monkeypatch, capsys, status, code):
     found = MachineReport("0", (Check("thing", "as it is", status, "do this [about] it"),))
-    monkeypatch.setitem(main.__globals__, "doctor", lambda *, measure: found)
+    monkeypatch.setitem(main.__globals__, "doctor", lambda **_: found)
     assert main(arguments()) == code
     shown = capsys.readouterr().out
     assert "as it is" in shown
@@ -183,7 +241,7 @@ def test_exit_status_is_1_only_when_something_needed_is_missing(monkeypatch, cap
 
 def test_without_rich_the_same_is_said_in_plain_text(monkeypatch, capsys):
     found = MachineReport("0", (Check("thing", "as it is", "warning", "do this"),))
-    monkeypatch.setitem(main.__globals__, "doctor", lambda *, measure: found)
+    monkeypatch.setitem(main.__globals__, "doctor", lambda **_: found)
     monkeypatch.setitem(sys.modules, "rich.console", None)
     assert main(arguments()) == 0
     assert capsys.readouterr().out == f"{found}\n"

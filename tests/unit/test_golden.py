@@ -14,9 +14,9 @@ from typing import Any
 import optional
 import pytest
 
-from fastload.commands.kernels import read_ceilings
 from fastload.commands.kernels import show as show_kernels
 from fastload.profiling.analysis import ncu
+from fastload.profiling.analysis.ncu import read_ceilings
 from fastload.profiling.pages.report import make_report, show
 from fastload.profiling.recording import nsys_export
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import shutil
 import sys
 from pathlib import Path
@@ -9,9 +10,9 @@ from pathlib import Path
 import pytest
 
 from fastload.commands import cli, kernels
-from fastload.commands.kernels import read_ceilings
 from fastload.profiling.analysis import ncu as tables
 from fastload.profiling.analysis import roofline
+from fastload.profiling.analysis.ncu import read_ceilings
 from fastload.profiling.analysis.roofline import TENSOR, Ceilings, classify, shares
 
 DATA = Path(__file__).parent.parent / "data"
@@ -135,6 +136,101 @@ def test_a_table_tells_the_kinds_on_tensor_cores_apart(here, source, kind):
     (run,) = tables.read(here / "ncu.csv")
     assert {each: count for each, count in run.operations.items() if each in TENSOR} == {kind: 2 * 4096**3}
     assert tables.total([run], CEILINGS).to_dict()[f"{kind}_operations"] == 2 * 4096**3
+
+
+def with_columns(source, target, **columns):
+    """Copy a table of one kernel or several, with more metrics, the same for each."""
+    names, values = ",".join(f'"{name}"' for name in columns), ",".join(f'"{value}"' for value in columns.values())
+    more = {'"ID",': names, '"",': ",".join(['""'] * len(columns))}
+    lines = (f"{line},{more.get(line[:5], more.get(line[:3], values))}" for line in source.read_text().splitlines())
+    target.write_text("\n".join(lines))
+
+
+STALLED = "smsp__average_warps_issue_stalled_{}_per_issue_active.ratio"
+WARPS = {
+    "sm__warps_active.avg.pct_of_peak_sustained_active": "37.5",
+    "smsp__average_warp_latency_per_inst_issued.ratio": "8",
+    STALLED.format("long_scoreboard"): "4",
+    STALLED.format("barrier"): "1",
+    STALLED.format("gmma"): "n/a",
+}
+
+
+def test_occupancy_and_what_warps_wait_for_stand_beside_the_roofline(here, capfd, monkeypatch):
+    (here / "kept").mkdir()
+    with_columns(DATA / "ncu" / "ncu.csv", here / "kept" / "ncu.csv", **WARPS)
+    shutil.copy(DATA / "ncu" / "ceilings.json", here / "kept")
+    runs, ceilings = tables.read_kept(here / "kept")
+    everything = tables.total(runs, ceilings)
+    assert everything.occupancy == pytest.approx(0.375)
+    assert everything.stalls == {"memory": pytest.approx(0.5), "barriers": pytest.approx(0.125)}
+    assert tables.waits(everything) == "memory 50%, barriers 12%"
+    assert everything.to_dict()["waiting for memory"] == pytest.approx(0.5)
+    monkeypatch.setenv("COLUMNS", "200")
+    assert run("--range", "forward", "--from", "kept", "--csv", "sums.csv") == 0
+    assert "memory 50%" in capfd.readouterr().out
+    assert "waiting for tensor cores" in (here / "sums.csv").read_text()
+    before = tables.total(*tables.read_kept(DATA / "ncu"))
+    assert (before.occupancy, before.stalls) == (None, {}), "files of earlier versions lack them"
+
+
+def test_only_metrics_that_the_device_has_are_asked_for(monkeypatch):
+    known = "sm__warps_active  # of active warps\nsmsp__average_warps_issue_stalled_barrier_per_issue_active  ratio\n"
+    monkeypatch.setattr(kernels.nsys, "run_tool", lambda *_, **__: (0, known))
+    assert kernels.available_metrics(Path("ncu")) == [tables.OCCUPANCY, STALLED.format("barrier")]
+
+
+EXPORTS = """
+if "--import" in sys.argv:
+    table = open(sys.argv[sys.argv.index("--import") + 1]).read()
+    open(sys.argv[sys.argv.index("--log-file") + 1], "w").write(table)
+    sys.exit(0)
+open(sys.argv[sys.argv.index("--export") + 1], "w").write({table!r})
+open(sys.argv[sys.argv.index("--log-file") + 1], "w").write({printed!r})
+"""
+
+
+@pytest.mark.parametrize("prints", [True, False])
+def test_ncus_own_report_is_kept_and_read_if_no_table_was_printed(here, ncu, capfd, prints):
+    table = (DATA / "ncu" / "ncu.csv").read_text()
+    ncu(EXPORTS.format(table=table, printed=table if prints else "==PROF== Disconnected\n"))
+    assert run("--range", "forward", "--keep", "kept", "--report", "x.ncu-rep", "--", "python", "-c", "pass") == 0
+    out, err = capfd.readouterr()
+    assert "forward on NVIDIA H200" in out
+    assert "ncu's report is x.ncu-rep" in err
+    assert (here / "x.ncu-rep").read_text() == (here / "kept" / "kernels.ncu-rep").read_text() == table
+
+
+@pytest.mark.parametrize(("option", "exports"), [([], 0), (["--keep", "kept"], 1), (["--report", "x.ncu-rep"], 1)])
+def test_ncu_writes_a_report_only_where_it_is_kept(here, option, exports):
+    parser = argparse.ArgumentParser()
+    kernels.add_arguments(parser)
+    args = parser.parse_args([*option, "--", "python"])
+    command = kernels.command_line(Path("ncu"), args, ["python"], here / "ncu.csv", ["a"])
+    assert command.count("--export") == exports
+
+
+def test_a_profile_joins_what_was_measured_of_its_modules(here, capfd, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "200")
+    (here / "kept").mkdir()
+    shutil.copy(DATA / "nsys.sqlite", here / "kept" / "profile.sqlite")
+    profile = ["profile", "--from", "kept"]
+    assert cli.main([*profile, "--no-html"]) == 0
+    assert "to gain" not in capfd.readouterr().out
+    assert cli.main([*profile, "--kernels", str(DATA / "ncu"), "--html", "x.html"]) == 0
+    by_option = capfd.readouterr().out
+    assert "Modules by what there is to gain on the device (time of a step)" in (here / "x.html").read_text()
+    for name in ("ncu.csv", "ceilings.json"):
+        shutil.copy(DATA / "ncu" / name, here / "kept")
+    assert cli.main([*profile, "--no-html"]) == 0
+    assert capfd.readouterr().out == by_option, "one folder for both commands"
+    lines = by_option.splitlines()
+    first = lines[next(n for n, line in enumerate(lines) if line.startswith("range ")) + 1]
+    assert first.split()[0] == "2"
+    assert "latency" in first
+    assert "Nsight Compute measured the ranges of 30% of the kernels' time; for the others" in by_option
+    assert cli.main([*profile, "--kernels", "absent", "--no-html"]) == 1
+    assert "absent/ncu.csv cannot be read" in capfd.readouterr().err
 
 
 def test_products_are_measured_at_the_precision_they_stand_for(monkeypatch):

@@ -13,6 +13,7 @@ from fastload._machine import (
     cpu_budget,
     file_descriptor_limits,
     memory_budget,
+    process_memory,
     shared_memory_bytes,
     usable_cpus,
     usable_memory_bytes,
@@ -186,6 +187,28 @@ def test_shared_memory_is_the_file_system_s_own_figure(tmp_path):
     status = os.statvfs(tmp_path)
     assert shared_memory_bytes(str(tmp_path))[0] == status.f_frsize * status.f_blocks
     assert shared_memory_bytes(str(tmp_path / "missing")) is None
+
+
+ROLLUP = """5580 r-xp 00000000 00:00 0 [rollup]
+Rss:              400000 kB
+Pss:              250000 kB
+Pss_Anon:         200000 kB
+Shared_Clean:     150000 kB
+"""
+
+
+@pytest.mark.parametrize("name", ["smaps_rollup", "smaps"])
+def test_a_process_s_memory_is_all_pages_and_those_of_others_in_part(machine, name):
+    text = ROLLUP if name == "smaps_rollup" else ROLLUP + ROLLUP  # one such block for each mapping
+    times = 1 if name == "smaps_rollup" else 2
+    root = machine({f"proc/77/{name}": text})
+    assert process_memory(77, root) == (times * 400_000 << 10, times * 250_000 << 10)
+    assert process_memory(78, root) is None
+
+
+def test_this_process_s_memory_is_known():
+    rss, pss = process_memory(os.getpid())
+    assert 0 < pss <= rss <= os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
 
 
 def test_descriptor_limits_are_this_process_s():

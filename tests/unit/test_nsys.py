@@ -116,7 +116,10 @@ def test_the_command_line_records_children_and_a_window_only():
         "--sample=none",
         "--cpuctxsw=none",
     } <= options
+    assert not any("cudabacktrace" in option for option in options)
     assert "--sample=process-tree" in recorder.command(Path("x"), ["true"], sampling=True)
+    traced = recorder.command(Path("x"), ["true"], backtraces="sync:1000")
+    assert {"--cudabacktrace=sync:1000", "--sample=process-tree", "--cpuctxsw=none"} <= set(traced)
 
 
 @pytest.mark.parametrize(("code", "message"), [(0, "ask for fewer --warmup"), (1, "ended with exit code 1 before")])

@@ -16,11 +16,12 @@ from pathlib import Path
 import optional
 import pytest
 import torch
-from handmade import export, recording, span, stage, starved
+from handmade import export, ranks, recording, span, stage, starved
 
 import fastload
 from fastload import _machine
 from fastload.commands import cli, profile
+from fastload.memory.gpu import GpuMemory
 from fastload.profiling.analysis.findings import find
 from fastload.profiling.pages import timeline
 from fastload.profiling.pages.html import render
@@ -169,6 +170,25 @@ def test_the_page_is_written_before_a_reader_of_the_tables_can_leave(here, monke
     with pytest.raises(BrokenPipeError):
         profile.main(profile_arguments("--from", str(kept)))
     assert (here / "fastload-profile.html").exists()
+
+
+def test_collectives_of_several_ranks_are_compared(here, capfd, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "200")
+    both = export(ranks(500, 480, compute=(0, 400)), here / "host0.sqlite")
+    late = export(ranks(50, compute=(0, 400), process=300), here / "host1.sqlite")
+    assert run("--from", both, "--html", "x.html") == 0
+    out = capfd.readouterr().out
+    assert out.startswith(
+        "communication-bound\nCollectives (AllReduce) ran 49% of the time (mean of 2 ranks), 49% beside"
+    )
+    assert re.search(r"^collectives: 49.0% of the time, 49.0% beside no other kernel$", out, flags=re.MULTILINE)
+    assert "of the time only collectives ran" in (here / "x.html").read_text()
+    assert run("--from", both, "--rank", late, "--no-html") == 0
+    out = capfd.readouterr().out
+    assert re.search(r"^process 101, GPU 1 +2 +48.0% +48.0% +43.0% ", out, flags=re.MULTILINE)
+    assert f"Find what makes {late} late" in out.replace("\n", " ")
+    assert run("--from", both, "--rank", "absent.sqlite", "--no-html") == 1
+    assert "absent.sqlite does not exist" in capfd.readouterr().err
 
 
 def profile_arguments(*argv):
@@ -332,6 +352,39 @@ def test_a_recording_of_nsys_is_reported(here, nsys, capfd):
     for kept in ("kept", "kept/profile.sqlite", "kept/profile.nsys-rep"):
         assert run("--no-html", "--from", kept) == 0
         assert capfd.readouterr().out == out.replace("trains\n", "")
+
+
+@pytest.mark.parametrize("kinds", ["all", "kernel:500,sync", "sync:1000,memory,other"])
+def test_backtraces_are_asked_of_nsys_and_missed_if_it_takes_none(here, nsys, capfd, kinds):
+    nsys()
+    assert run("--no-html", "--cudabacktrace", kinds, "--", "python", "-c", "pass") == 0
+    out, err = capfd.readouterr()
+    assert f" --sample=process-tree --cpuctxsw=none --cudabacktrace={kinds} " in err
+    assert "note: nsys recorded no backtrace: it takes them only where it may sample the CPU" in out
+
+
+@pytest.mark.parametrize("kinds", ["", "everything", "sync:", "sync,,kernel", "sync:-1"])
+def test_backtraces_of_what_nsys_does_not_know_are_refused(capfd, kinds):
+    with pytest.raises(SystemExit, match="2"):
+        cli.main(["profile", f"--cudabacktrace={kinds}", "--", "no-such-program"])
+    assert "argument --cudabacktrace: must be all, or some of kernel, memory, sync, other" in capfd.readouterr().err
+
+
+def test_the_gpus_memory_is_kept_and_shown(here, nsys, capfd, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "200")
+    nsys()
+    said = GpuMemory(10**9, 3 * 10**9, 2 * 10**9, 3 * 10**9, 70 * 10**9, 80 * 10**9)
+    path = "pathlib.Path(os.environ['FASTLOAD_CAPTURE_REPORT']).with_name('memory.json')"
+    code = f"import os, pathlib; {path}.write_text({json.dumps(said.to_dict())!r})"
+    assert run("--keep", "kept", "--html", "x.html", "--", "python", "-c", code) == 0
+    out = capfd.readouterr().out
+    assert f"GPU memory: {said}" in out.replace("\n", " ")
+    assert "<b>2.0 GB</b><span>of GPU memory allocated</span>" in (here / "x.html").read_text()
+    assert run("--no-html", "--json", "--from", "kept") == 0
+    assert json.loads(capfd.readouterr().out)["gpu_memory"]["other_bytes"] == 7 * 10**9
+    (here / "kept" / "memory.json").write_text('{"cut')
+    assert run("--no-html", "--from", "kept") == 0
+    assert "GPU memory" not in capfd.readouterr().out
 
 
 def test_what_the_script_inherits(here, nsys, capfd, monkeypatch):

@@ -6,9 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from fastload.commands.kernels import read_ceilings
 from fastload.profiling.analysis import ncu
 from fastload.profiling.analysis.findings import find
+from fastload.profiling.analysis.modules import join, read_measured
+from fastload.profiling.analysis.ncu import read_ceilings
 from fastload.profiling.pages.timeline import lay_out
 from fastload.profiling.recording import nsys_export, torch_trace
 
@@ -102,3 +103,15 @@ def test_a_large_matrix_product_is_bound_by_arithmetic():
     assert product.bound == "compute-bound"
     assert product.operations["tensor"] == pytest.approx(2 * 4096**3)
     assert product.name.startswith("nvjet")
+
+
+def test_modules_of_both_tools_are_joined_by_what_there_is_to_gain(findings):
+    measured = read_measured([DATA / "ncu"])
+    modules = join(findings.parts, measured)
+    assert sum(use.share for use in modules) == pytest.approx(1)
+    of = {use.name: use for use in modules}
+    assert {"0", "2"} <= of.keys() & measured.keys()
+    assert of["2"].gain_s == pytest.approx(of["2"].device_s * (1 - measured["2"].roof_share))
+    assert 0 < measured["2"].roof_share < 0.6, "a small model's kernels are latency-bound"
+    gains = [use.gain_s for use in modules]
+    assert gains == sorted((gain for gain in gains if gain is not None), reverse=True) + [None] * gains.count(None)

@@ -9,7 +9,9 @@ from dataclasses import replace
 import pytest
 from handmade import MAIN, WORKERS, Call, export, h2d, kernel, launch, recording, span, stage, starved
 
+from fastload.profiling.analysis.findings import find
 from fastload.profiling.pages import timeline
+from fastload.profiling.pages.report import make_report
 from fastload.profiling.recording import nsys_export, torch_trace
 from fastload.profiling.recording.nsys import NsightError
 from fastload.profiling.recording.trace import DOMAIN, OPERATOR, ThreadKey
@@ -53,6 +55,20 @@ def test_without_ranges_the_thread_that_launches_most_trains(tmp_path):
 def test_an_empty_export_is_an_empty_recording(tmp_path):
     found = nsys_export.read(export(recording(0, 0), tmp_path / "profile.sqlite"))
     assert (found.window, found.main, found.kernels) == ((0, 0), None, ())
+
+
+def test_what_called_cuda_is_read_and_summed_by_place(tmp_path):
+    def sync(start, end, *frames):
+        return Call(1000 * start, 1000 * end, "cudaStreamSynchronize", MAIN, start, frames)
+
+    item, to = ("at::native::item", "THPVariable_item"), ("at::native::copy_", "THPVariable_to")
+    calls = [sync(0, 10, *item), sync(20, 40, *to), sync(50, 65, *item), sync(70, 900)]
+    found = nsys_export.read(export(recording(0, 1000, (), calls), tmp_path / "profile.sqlite"))
+    assert [call.backtrace for call in found.calls] == [item, to, item, ()]
+    places = [(use.call, use.frames, use.count, round(use.seconds * 1e6)) for use in find(found).callers]
+    assert places == [("cudaStreamSynchronize", item, 2, 25), ("cudaStreamSynchronize", to, 1, 20)]
+    shown = list(make_report(found).tables())[-1]
+    assert shown.rows[0][0] == ("cudaStreamSynchronize", "2", "0.03 ms", "at::native::item ← THPVariable_item")
 
 
 def test_a_file_that_is_no_export_is_refused(tmp_path):

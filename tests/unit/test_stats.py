@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import dataclasses
 import json
+import os
 import pickle
 import re
 import threading
@@ -29,6 +30,7 @@ from fastload.device.transfer import DeviceBatch, Transfer, _raw_stream_of
 from fastload.loader_state import LoaderState
 from fastload.plan import Plan, Step
 from fastload.stats import meter as meter_module
+from fastload.stats import workers_memory
 from fastload.stats.diagnosis import report
 from fastload.stats.meter import Meter
 from fastload.stats.shared_counters import SharedCounters
@@ -186,6 +188,27 @@ def test_pixels_made_before_a_fork_are_no_workers_time(monkeypatch):
         stages = loader.stats().stages
     assert 0 < stages["collate"].total_s < 100
     assert stages["fetch"].total_s < 100
+
+
+def test_the_report_says_what_workers_hold_while_there_are_some(monkeypatch):
+    """A process's memory is read for a report, and at no other time."""
+    asked = []
+    held = {"rss": 3 * 10**9, "pss": 10**9}
+    monkeypatch.setattr(workers_memory, "process_memory", lambda pid: asked.append(pid) or tuple(held.values()))
+    with FastLoader(Slow(16, 0.0), batch_size=4, num_workers=2, device="cpu") as loader:
+        for number, _ in enumerate(loader):
+            if number == 1:
+                assert asked == []
+                report = loader.report()
+        assert len(set(asked)) == len(asked) == 2
+        assert os.getpid() not in asked
+        line = str(report).splitlines()[-1]
+        assert line.startswith(
+            "  2 workers hold 2.00 GB of memory, the largest 1.00 (PSS, of pages shared with others a part; 6.00 GB"
+        )
+        assert line.strip() in report._repr_html_()
+        assert loader.report().memory is None, "they have ended"
+    assert len(asked) == 2
 
 
 @pytest.mark.parametrize("persistent", [False, True])

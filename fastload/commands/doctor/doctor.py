@@ -8,10 +8,11 @@ import shutil
 import sys
 import textwrap
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from fastload._version import __version__
-from fastload.commands.doctor import checks, checks_gpu, checks_pil
+from fastload.commands.doctor import checks, checks_disk, checks_gpu, checks_pil
 from fastload.commands.doctor.checks import Check
 
 if TYPE_CHECKING:
@@ -84,12 +85,13 @@ class MachineReport:
         return f"works here; needs attention: {', '.join(warnings)}" if warnings else "works here"
 
 
-def doctor(*, measure: bool = True) -> MachineReport:
+def doctor(*, measure: bool = True, folder: Path | None = None) -> MachineReport:
     """Check this machine for loading images onto a GPU. Blocks for a second or two.
 
     Args:
         measure: Also measure: how fast Pillow decodes and resizes (one core), and how fast a CUDA device is fed from
             pinned and pageable memory (256 MB on the host for half of a second).
+        folder: Also measure how fast files below this folder are read, for a second or two. They leave the page cache.
     """
     found: dict[str, Callable[[], Check]] = {
         "python": checks.check_python,
@@ -105,12 +107,13 @@ def doctor(*, measure: bool = True) -> MachineReport:
         "native core": checks.check_native_core,
         "libraries": checks.check_libraries,
         "PIL": functools.partial(checks_pil.check_pil, measure=measure),
+        "disk": functools.partial(checks_disk.check_disk, folder or Path()),
         "nvtx": checks.check_nvtx,
         "nsys": functools.partial(checks_gpu.check_nsight, "nsys"),
         "ncu": functools.partial(checks_gpu.check_nsight, "ncu"),
     }
     has_gpu = checks_gpu.cuda_available()
-    left_out = {"gpu": not has_gpu, "copy": not (has_gpu and measure)}
+    left_out = {"gpu": not has_gpu, "copy": not (has_gpu and measure), "disk": folder is None or not measure}
     return MachineReport(
         __version__, tuple(_run(name, check) for name, check in found.items() if not left_out.get(name))
     )
@@ -128,12 +131,18 @@ def _run(name: str, check: Callable[[], Check]) -> Check:
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the options of ``fastload doctor``."""
     parser.add_argument("--json", action="store_true", help="print the report as JSON")
+    parser.add_argument(
+        "--folder",
+        type=Path,
+        metavar="DIR",
+        help="also measure how fast files in DIR and below are read from its disk, for a second or two",
+    )
     parser.add_argument("--no-measure", dest="measure", action="store_false", help="look only, time nothing")
 
 
 def main(args: argparse.Namespace) -> int:
     """Print the report. Returns 1 if something that fastload needs is missing, else 0."""
-    report = doctor(measure=args.measure)
+    report = doctor(measure=args.measure, folder=args.folder)
     if args.json:
         sys.stdout.write(json.dumps(report.to_dict(), indent=2) + "\n")
     else:

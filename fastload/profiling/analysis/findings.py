@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING, Final
 
 from fastload._result import Result
 from fastload.nvtx.stages import DOMAIN
+from fastload.profiling.analysis.communication import find_communication
+from fastload.profiling.analysis.launches import find_launches
 from fastload.profiling.recording import intervals
 from fastload.profiling.recording.intervals import Enclosing, Interval
 from fastload.profiling.recording.trace import OPERATOR, STAGES, STEP, Copy, Kernel, ThreadKey
@@ -15,11 +17,15 @@ from fastload.profiling.recording.trace import OPERATOR, STAGES, STEP, Copy, Ker
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from fastload.profiling.analysis.communication import CommunicationUse
+    from fastload.profiling.analysis.launches import LaunchUse
     from fastload.profiling.recording.trace import Call, Range, Recording, Role
 
 GAPS_SHOWN: Final = 8
 KERNELS_SHOWN: Final = 12
 ACTIVITIES_SHOWN: Final = 3
+CALLERS_SHOWN: Final = 12
+FRAMES_SHOWN: Final = 4
 _LEAST_SHARE: Final = 0.05
 _ARRIVING: Final = "host to device"
 
@@ -126,6 +132,25 @@ class RangeUse:
 
 
 @dataclass(frozen=True, slots=True)
+class PartUse:
+    """Kernels of one innermost range, such as a module's; outside of all, of one name."""
+
+    name: str
+    device_s: float
+    kernels: int
+
+
+@dataclass(frozen=True, slots=True)
+class CallerUse:
+    """Calls of one function of CUDA's from one place."""
+
+    call: str
+    frames: tuple[str, ...]  # functions that called it, the innermost first
+    count: int
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True)
 class ThreadUse:
     """One thread of the loop or the loader."""
 
@@ -161,6 +186,10 @@ class Findings(Result):
     link_share: float = 0.0  # share in which a copy to the device was running
     notes: tuple[str, ...] = ()  # sentences about what the recording lacks
     gpu_decode: DecodeUse | None = None
+    parts: tuple[PartUse, ...] = ()  # kernels by innermost range, the longest first
+    communication: CommunicationUse | None = None
+    launching: LaunchUse | None = None  # of the device with the longest window
+    callers: tuple[CallerUse, ...] = ()  # places of CUDA's calls, the longest first; if backtraces were recorded
 
     @property
     def step_s(self) -> float | None:
@@ -168,9 +197,14 @@ class Findings(Result):
         return self.seconds / self.steps if self.steps else None
 
 
-def find(recording: Recording) -> Findings:
-    """Compute all findings. Takes about a second per million events."""
-    return _Finder(recording).findings()
+def find(recording: Recording, others: Sequence[tuple[str, Recording]] = ()) -> Findings:
+    """Compute all findings. Takes about a second per million events.
+
+    Args:
+        recording: The recording.
+        others: Named recordings of other ranks, whose collectives are compared.
+    """
+    return _Finder(recording).findings(others)
 
 
 class _Finder:
@@ -183,6 +217,7 @@ class _Finder:
         by_device: dict[int, list[Interval]] = defaultdict(list)
         for kernel in recording.kernels:
             by_device[kernel.device].append(kernel.interval)
+        self._windows: dict[int, Interval] = {}  # whole steps by device
         self._busy = {device: intervals.union(spans) for device, spans in sorted(by_device.items())}
         self._arriving = intervals.union(copy.interval for copy in recording.copies if copy.direction == _ARRIVING)
         self._launches = {(call.thread.process, call.correlation): call for call in recording.calls}
@@ -204,7 +239,7 @@ class _Finder:
             if thread.role != "other"
         }
 
-    def findings(self) -> Findings:
+    def findings(self, others: Sequence[tuple[str, Recording]]) -> Findings:
         recording = self._recording
         steps = [span for span in self._of_main if span.name == STEP]
         devices, gaps = self._devices(steps)
@@ -225,13 +260,17 @@ class _Finder:
             link_share=intervals.length(intervals.part(self._arriving, self._window)) / recording.window_ns,
             notes=recording.notes,
             gpu_decode=_decode_use(recording, self._waits),
+            parts=self._parts(),
+            communication=find_communication(recording, others),
+            launching=self._launching(devices),
+            callers=self._callers(),
         )
 
     def _devices(self, steps: Sequence[Range]) -> tuple[list[DeviceUse], list[Gap]]:
         devices: list[DeviceUse] = []
         gaps: list[Gap] = []
         for device, busy in self._busy.items():
-            window = self._device_window(device, steps)
+            window = self._windows[device] = self._device_window(device, steps)
             span = max(1, window[1] - window[0])
             idle = intervals.gaps(busy, window)
             starved = intervals.length(intervals.common(idle, self._waits))
@@ -242,6 +281,21 @@ class _Finder:
             longest = sorted(idle, key=lambda gap: gap[0] - gap[1])[:GAPS_SHOWN]
             gaps += [self._gap(device, gap) for gap in longest]
         return devices, gaps
+
+    def _launching(self, devices: Sequence[DeviceUse]) -> LaunchUse | None:
+        if not devices:
+            return None
+        device = max(devices, key=lambda use: use.window_s).device
+        window = self._windows[device]
+        of_main = (call for call in self._recording.calls if call.thread == self._recording.main)
+        waiting = [call.interval for call in of_main if "Synchronize" in call.name]
+        return find_launches(
+            [kernel for kernel in self._recording.kernels if kernel.device == device],
+            self._launches,
+            window,
+            intervals.gaps(self._busy[device], window),
+            intervals.union([*waiting, *self._waits]),
+        )
 
     def _device_window(self, device: int, steps: Sequence[Range]) -> Interval:
         """Whole steps on the device: from the first step's first kernel to the last step's.
@@ -352,6 +406,30 @@ class _Finder:
             for key, spans in host.items()
         ]
         return tuple(sorted(found, key=lambda use: -use.total_s))
+
+    def _parts(self) -> tuple[PartUse, ...]:
+        time_ns: Counter[str] = Counter()
+        kernels: Counter[str] = Counter()
+        for kernel in self._recording.kernels:
+            call = self._launch(kernel)
+            around = [] if call is None else [span for span in self._around(call) if span.name != STEP]
+            # As in Nsight Compute's tables, which do not tell how ranges of several domains nest.
+            own = [span for span in around if span.domain == DOMAIN]
+            name = next((span.name for span in [*own, *around] if span.domain != OPERATOR), kernel.name)
+            time_ns[name] += kernel.length_ns
+            kernels[name] += 1
+        return tuple(PartUse(name, time / 1e9, kernels[name]) for name, time in time_ns.most_common())
+
+    def _callers(self) -> tuple[CallerUse, ...]:
+        time_ns: Counter[tuple[str, tuple[str, ...]]] = Counter()
+        count: Counter[tuple[str, tuple[str, ...]]] = Counter()
+        for call in self._recording.calls:
+            if call.backtrace:
+                place = call.name, call.backtrace[:FRAMES_SHOWN]
+                time_ns[place] += call.length_ns
+                count[place] += 1
+        longest = time_ns.most_common(CALLERS_SHOWN)
+        return tuple(CallerUse(*place, count[place], time / 1e9) for place, time in longest)
 
     def _around(self, call: Call) -> list[Range]:
         """The ranges around a call; in backward also those of the waiting main thread."""

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import csv
+import json
 import re
 from collections import defaultdict
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final, Literal, TypeAlias
 
-from fastload.profiling.analysis.roofline import SCALAR, TENSOR, classify, shares
+from fastload.nvtx.stages import DOMAIN
+from fastload.profiling.analysis.roofline import SCALAR, TENSOR, Ceilings, classify, shares
 from fastload.profiling.recording.nsys import NsightError
 from fastload.profiling.recording.trace import STEP, kernel_name, shortened
 
@@ -16,7 +18,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
     from pathlib import Path
 
-    from fastload.profiling.analysis.roofline import Ceilings, Class
+    from fastload.profiling.analysis.roofline import Class
 
 By: TypeAlias = Literal["range", "kernel"]
 
@@ -39,7 +41,33 @@ _TENSOR: Final = {
     )
 }
 
-METRICS: Final = (TIME, READ, WRITTEN, *_SCALAR, *_TENSOR)  # all metrics requested from ncu, if the device has them
+OCCUPANCY: Final = "sm__warps_active.avg.pct_of_peak_sustained_active"
+
+# Cycles of a warp per instruction: all, and by what it waits for in them (the section WarpStateStats). A fixed choice,
+# because each few counters take one more run of every kernel.
+_CYCLES: Final = "smsp__average_warp_latency_per_inst_issued.ratio"
+_STALLS: Final = {
+    f"smsp__average_warps_issue_stalled_{name}_per_issue_active.ratio": reason
+    for name, reason in (
+        ("long_scoreboard", "memory"),
+        ("short_scoreboard", "shared memory"),
+        ("mio_throttle", "shared memory's queue"),
+        ("lg_throttle", "memory's queue"),
+        ("barrier", "barriers"),
+        ("gmma", "tensor cores"),
+        ("math_pipe_throttle", "arithmetic units"),
+        ("wait", "fixed latencies"),
+        ("no_instruction", "instructions"),
+        ("not_selected", "their turn"),
+    )
+}
+
+METRICS: Final = (TIME, READ, WRITTEN, *_SCALAR, *_TENSOR, OCCUPANCY, _CYCLES, *_STALLS)
+"""All metrics requested from ncu, if the device has them."""
+
+TABLE: Final = "ncu.csv"  # the log of ncu in a folder of kept files
+REPORT: Final = "kernels.ncu-rep"  # its report there, for Nsight Compute's window
+CEILINGS: Final = "ceilings.json"
 
 CLASS_COLOURS: Final[dict[str, str]] = {
     "compute-bound": "#c0392b",
@@ -68,6 +96,9 @@ class KernelRun:
     read_bytes: float  # bytes from device memory to L2
     written_bytes: float  # bytes from L2 to device memory
     operations: Mapping[str, float] = field(default_factory=dict)  # number by kind, of roofline.TENSOR and SCALAR
+    occupancy: float | None = None  # share of the warps that fit which were resident; None if not measured
+    # shares of the warps' time spent waiting, by what for; empty if not measured
+    stalls: Mapping[str, float] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,6 +113,9 @@ class Sum:
     bound: Class
     memory_share: float  # share of the measured bandwidth
     compute_share: float  # share of the measured arithmetic rate
+    roof_share: float = 0.0  # share of the time that its kernels would take at the nearer of their two ceilings
+    occupancy: float | None = None  # resident warps as a share of those that fit, over time; None if not measured
+    stalls: Mapping[str, float] = field(default_factory=dict)  # shares of the warps' time waiting, the longest first
 
     @property
     def bytes_per_s(self) -> float:
@@ -112,15 +146,40 @@ class Sum:
             "operations_per_s": self.flops,
             "compute_share": self.compute_share,
             "operations_per_byte": self.intensity,
+            "roof_share": self.roof_share,
+            "occupancy": self.occupancy,
+            **{f"waiting for {reason}": self.stalls.get(reason) for reason in _STALLS.values()},
         }
+
+
+def read_kept(folder: Path) -> tuple[list[KernelRun], Ceilings]:
+    """Read what ``fastload kernels --keep`` left; raises ``NsightError`` without it."""
+    return read(folder / TABLE), read_ceilings(folder)
+
+
+def read_ceilings(folder: Path) -> Ceilings:
+    """Read the ceilings saved by ``--keep``; raises ``NsightError`` without them."""
+    try:
+        return Ceilings(**json.loads((folder / CEILINGS).read_text(encoding="utf-8")))
+    except (OSError, ValueError, TypeError) as error:
+        raise NsightError(f"{folder} has no {CEILINGS} ({error}): measure again with --keep") from error
+
+
+def has_table(path: Path) -> bool:
+    """Whether ``path`` is a log of ncu with a table."""
+    return path.exists() and any(line.startswith('"ID",') for line in _lines(path))
+
+
+def _lines(path: Path) -> list[str]:
+    try:
+        return path.read_text(encoding="utf-8", errors="replace").splitlines()
+    except OSError as error:
+        raise NsightError(f"{path} cannot be read ({error.strerror}): measure again with --keep") from error
 
 
 def read(path: Path) -> list[KernelRun]:
     """Read the log of ``ncu --csv --page raw``; raises ``NsightError`` without a table."""
-    try:
-        lines = path.read_text(encoding="utf-8", errors="replace").splitlines()
-    except OSError as error:
-        raise NsightError(f"{path} cannot be read ({error.strerror}): measure again with --keep") from error
+    lines = _lines(path)
     start = next((number for number, line in enumerate(lines) if line.startswith('"ID",')), None)
     if start is None:
         raise NsightError(_why(lines))
@@ -145,17 +204,26 @@ def read(path: Path) -> list[KernelRun]:
             operations[kind] += weight * value(row, name)
         for name, kind in _TENSOR.items():
             operations[kind] += value(row, name)
+        cycles = value(row, _CYCLES)
         found.append(
             KernelRun(
                 kernel_name(row[column["Kernel Name"]]),
-                () if ranges is None else tuple(name for _, name in _RANGE.findall(row[ranges])),
+                () if ranges is None else _nested(row[ranges]),
                 value(row, TIME),
                 value(row, READ),
                 value(row, WRITTEN),
                 {kind: count for kind, count in operations.items() if count},
+                value(row, OCCUPANCY) / 100 or None,
+                {reason: value(row, name) / cycles for name, reason in _STALLS.items() if cycles and name in column},
             )
         )
     return found
+
+
+def _nested(ranges: str) -> tuple[str, ...]:
+    """The names of ranges: within a domain as they nest, fastload's, with modules, last."""
+    found = _RANGE.findall(ranges)
+    return tuple(name for own in (False, True) for domain, name in found if (domain.strip() == DOMAIN) is own)
 
 
 def _why(lines: Sequence[str]) -> str:
@@ -201,12 +269,48 @@ def _sum(name: str, runs: Sequence[KernelRun], ceilings: Ceilings) -> Sum:
     size_bytes = sum(run.read_bytes + run.written_bytes for run in runs)
     memory, compute = shares(seconds, size_bytes, operations, ceilings)
     bound = classify(seconds, size_bytes, operations, ceilings)
-    return Sum(name, len(runs), seconds, size_bytes, dict(operations), bound, memory, compute)
+    return Sum(
+        name,
+        len(runs),
+        seconds,
+        size_bytes,
+        dict(operations),
+        bound,
+        memory,
+        compute,
+        _over_time([(run.seconds, _roof_share(run, ceilings)) for run in runs]) or 0.0,
+        _over_time([(run.seconds, run.occupancy) for run in runs]),
+        _stalls(runs),
+    )
+
+
+def _roof_share(run: KernelRun, ceilings: Ceilings) -> float:
+    """The share of a kernel's time that it would take at the nearer ceiling."""
+    both = shares(run.seconds, run.read_bytes + run.written_bytes, run.operations, ceilings)
+    return min(1.0, max(both))  # what a product of another shape reaches may be above the measured ceiling
+
+
+def _over_time(shares_of_times: Iterable[tuple[float, float | None]]) -> float | None:
+    """The mean of shares, weighted by time, of the kernels that have one."""
+    known = [(seconds, share) for seconds, share in shares_of_times if share is not None]
+    total_s = sum(seconds for seconds, _ in known)
+    return sum(seconds * share for seconds, share in known) / total_s if total_s else None
+
+
+def _stalls(runs: Sequence[KernelRun]) -> dict[str, float]:
+    reasons = dict.fromkeys(reason for run in runs for reason in run.stalls)
+    means = {reason: _over_time([(run.seconds, run.stalls.get(reason)) for run in runs]) for reason in reasons}
+    return dict(sorted(((reason, share) for reason, share in means.items() if share), key=lambda item: -item[1]))
 
 
 def total(runs: Sequence[KernelRun], ceilings: Ceilings) -> Sum:
     """Sum of all launches."""
     return _sum("all", runs, ceilings)
+
+
+def waits(of: Sum, most: int = 2) -> str:
+    """What a sum's warps wait for the longest, with its shares of their time."""
+    return ", ".join(f"{reason} {share:.0%}" for reason, share in list(of.stalls.items())[:most] if share >= 0.05)
 
 
 def write_csv(sums: Sequence[Sum], path: Path) -> None:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Final
 from fastload.stats.verdict import DECODE_COST_MIN, LESS_ON_GPU, STALL_MIN, Bottleneck, Verdict, limit_outside_loader
 
 if TYPE_CHECKING:
-    from fastload.profiling.analysis.findings import DecodeUse, Findings, ThreadUse
+    from fastload.profiling.analysis.findings import DecodeUse, DeviceUse, Findings, ThreadUse
 
 _LAYOUT_SHARE: Final = 0.02
 _BLOCKED: Final = 0.5
@@ -44,6 +44,10 @@ def diagnose_trace(findings: Findings, reported: Verdict | None = None) -> Verdi
         if decode is not None and decode.awaited_share >= max(STALL_MIN, device.starved_share):
             ran = f"only the kernels that decode ran {decode.awaited_share:.0%} of it, {_decoding(findings, decode)}"
             return Verdict.of(Bottleneck.DECODE, waited, ran, remedy=f"{LESS_ON_GPU}; or store smaller images")
+        if (found := _communication(findings, device)) is not None:
+            return Verdict.of(Bottleneck.COMMUNICATION, *found, busy, waited, remedy=_for_straggler(findings))
+        if limit is Bottleneck.LOOP and (launching := _launching(findings, device)):
+            return Verdict.of(Bottleneck.LAUNCH, *launching, busy, waited, *_layout(findings))
         if limit is Bottleneck.GPU and decode is not None and decode.share >= DECODE_COST_MIN:
             return Verdict.of(limit, waited, busy, _decoding(findings, decode), *_layout(findings), remedy=LESS_ON_GPU)
         if limit is Bottleneck.GPU:
@@ -61,6 +65,47 @@ def diagnose_trace(findings: Findings, reported: Verdict | None = None) -> Verdi
         return Verdict(None, (waited, *evidence), "print(loader.report()) after an epoch says what the loader saw")
     same = reported is not None and reported.bottleneck is bottleneck
     return Verdict.of(bottleneck, waited, *evidence, remedy=reported.remedy if reported and same else None)
+
+
+def _communication(findings: Findings, device: DeviceUse) -> list[str] | None:
+    """The evidence if collectives that nothing hides are the largest loss of time."""
+    use = findings.communication
+    if use is None or use.exposed_share < max(STALL_MIN, device.idle_share):
+        return None
+    kinds = ", ".join(kind.kind for kind in use.kinds[:2])
+    on = f" (mean of {len(use.ranks)} ranks)" if len(use.ranks) > 1 else ""
+    evidence = [
+        f"collectives ({kinds}) ran {use.share:.0%} of the time{on}, {use.exposed_share:.0%} beside no other kernel"
+    ]
+    if use.straggler is not None:
+        evidence.append(
+            f"in them the other ranks waited {use.waited_share:.0%} of the time for one, {use.straggler.label}"
+        )
+    return evidence
+
+
+def _for_straggler(findings: Findings) -> str | None:
+    """The remedy if ranks wait for one; ``None`` for the usual one."""
+    use = findings.communication
+    if use is None or use.straggler is None or use.waited_share < use.exposed_share / 2:
+        return None
+    return (
+        f"find what makes {use.straggler.label} late: profile that rank, and compare its data (longer samples, more of "
+        "them), its GPU's clocks and its host's load with another's"
+    )
+
+
+def _launching(findings: Findings, device: DeviceUse) -> list[str]:
+    """The evidence if most of the idle time ends with a launch."""
+    use = findings.launching
+    if use is None or use.late_share < (device.idle_share - device.starved_share) / 2:
+        return []
+    return [
+        f"the GPU waited for the next launch {use.late_share:.0%} of the time, in {use.late:,} gaps",
+        f"a kernel takes {use.kernel_s * 1e6:,.1f} µs and a launch comes every {use.every_s * 1e6:,.1f} µs, "
+        f"{use.call_s * 1e6:,.1f} µs of it in CUDA's call",
+        f"{use.ahead:.1f} kernels were queued on average",
+    ]
 
 
 def _decoding(findings: Findings, decode: DecodeUse) -> str:

@@ -10,13 +10,12 @@ from typing import TYPE_CHECKING, Any, Final
 
 from fastload._version import __version__
 from fastload.profiling.pages.palette import readable_on
-from fastload.profiling.pages.report import milliseconds, sentence, tables
+from fastload.profiling.pages.report import milliseconds, sentence
 from fastload.profiling.pages.timeline import Bar, Timeline
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from fastload.profiling.analysis.findings import Findings
     from fastload.profiling.pages.report import ProfileReport, Table
 
 TEMPLATE: Final = Path(__file__).with_name("page.html")
@@ -36,14 +35,14 @@ def write(report: ProfileReport, timeline: Timeline, path: str | Path) -> None:
 
 def render(report: ProfileReport, timeline: Timeline) -> str:
     """The page's text."""
-    findings, verdict = report.findings, report.verdict
+    verdict = report.verdict
     parts = {
         "TITLE": html.escape(f"{verdict.name} · fastload profile"),
         "VERDICT": html.escape(verdict.name),
         "EVIDENCE": html.escape(sentence("; ".join(verdict.evidence))),
         "REMEDY": html.escape(sentence(verdict.remedy)),
-        "TILES": "".join(_TILE.format(*map(html.escape, tile)) for tile in _tiles(findings)),
-        "TABLES": "".join(map(_table, tables(report.findings, RANGES_SHOWN))) + _notes(report),
+        "TILES": "".join(_TILE.format(*map(html.escape, tile)) for tile in _tiles(report)),
+        "TABLES": "".join(map(_table, report.tables(RANGES_SHOWN))) + _notes(report),
         "FOOT": "<br>".join(map(html.escape, _foot(report))),
         "DATA": json.dumps(_data(timeline), separators=(",", ":")).translate(_NOT_IN_SCRIPTS),
     }
@@ -92,7 +91,8 @@ def _foot(report: ProfileReport) -> Iterable[str]:
     yield about.versions
 
 
-def _tiles(findings: Findings) -> Iterable[tuple[str, str, str]]:
+def _tiles(report: ProfileReport) -> Iterable[tuple[str, str, str]]:
+    findings = report.findings
     if findings.step_s:
         yield milliseconds(findings.step_s), "per step", f"{findings.steps} steps recorded"
     for use in findings.devices:
@@ -108,9 +108,19 @@ def _tiles(findings: Findings) -> Iterable[tuple[str, str, str]]:
     if (decode := findings.gpu_decode) is not None:
         below = f"{milliseconds(decode.mean_s)} a batch, {decode.beside_kernels_share:.0%} beside other kernels"
         yield f"{decode.share:.1%}", "of the time the GPU decoded", below
+    if (of := findings.communication) is not None:
+        yield (
+            f"{of.exposed_share:.0%}",
+            "of the time only collectives ran",
+            f"{of.share:.0%} beside other kernels or not",
+        )
     if findings.layout:
         share = sum(use.share for use in findings.layout)
         yield f"{share:.0%}", "of kernels' time", "converts layouts only"
+    if (memory := report.memory) is not None:
+        total, reserved = memory.total_bytes / 1e9, memory.peak_reserved_bytes / 1e9
+        below = f"of {total:,.0f} at most; {reserved:,.1f} reserved, {memory.free_bytes / 1e9:,.1f} free"
+        yield f"{memory.peak_allocated_bytes / 1e9:,.1f} GB", "of GPU memory allocated", below
 
 
 def _table(table: Table) -> str:

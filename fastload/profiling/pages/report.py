@@ -8,19 +8,27 @@ from typing import TYPE_CHECKING, Any, Final
 
 from fastload.nvtx.stages import DOMAIN
 from fastload.profiling.analysis.findings import find
+from fastload.profiling.analysis.modules import REMEDIES, join
+from fastload.profiling.analysis.ncu import waits
 from fastload.profiling.analysis.trace_diagnosis import diagnose_trace
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Iterator, Mapping, Sequence
 
     from rich.console import Console
 
+    from fastload.memory.gpu import GpuMemory
+    from fastload.profiling.analysis.communication import CommunicationUse
     from fastload.profiling.analysis.findings import Activity, Findings, KernelUse
+    from fastload.profiling.analysis.modules import ModuleUse
+    from fastload.profiling.analysis.ncu import Sum
     from fastload.profiling.recording.provenance import Provenance
     from fastload.profiling.recording.trace import Recording
     from fastload.stats.verdict import Verdict
 
 RANGES_SHOWN: Final = 24
+MODULES_SHOWN: Final = 24
+_KNOWN: Final = 0.9  # share of the kernels' time from which on nothing more is asked to be measured
 _PIPED: Final = 1000  # columns where there is no terminal: tables take what they need
 LAYOUT_REMEDY: Final = (
     "the model runs in NHWC inside and is fed NCHW: model.to(memory_format=torch.channels_last), and batches in "
@@ -36,6 +44,8 @@ class ProfileReport:
     verdict: Verdict  # limit of the loop
     loader: str | None = None  # the loader's own verdict on the same run, if there is one
     provenance: Provenance | None = None  # origin of the recording, if known
+    memory: GpuMemory | None = None  # the GPU's, at the window's end
+    modules: tuple[ModuleUse, ...] = ()  # what there is to gain in each, the most first; with Nsight Compute's figures
 
     @property
     def other_verdict(self) -> str | None:
@@ -46,16 +56,37 @@ class ProfileReport:
     def to_dict(self) -> dict[str, Any]:
         """The object of ``fastload profile --json``. Times in seconds, shares from 0 to 1."""
         about = {} if self.provenance is None else {"provenance": asdict(self.provenance)}
-        return {"verdict": self.verdict.to_dict(), "loader": self.loader, **about, **self.findings.to_dict()}
+        about |= {} if self.memory is None else {"gpu_memory": self.memory.to_dict()}
+        modules = {"modules": [use.to_dict() for use in self.modules]} if self.modules else {}
+        return {"verdict": self.verdict.to_dict(), "loader": self.loader, **about, **modules, **self.findings.to_dict()}
+
+    def tables(self, ranges_shown: int = RANGES_SHOWN) -> Iterator[Table]:
+        """Yield all tables, with at most so many ranges."""
+        if self.modules:
+            yield _of_modules(self.modules, self.findings.steps)
+        yield from tables(self.findings, ranges_shown)
 
 
 def make_report(
-    recording: Recording, reported: Verdict | None = None, provenance: Provenance | None = None
+    recording: Recording,
+    reported: Verdict | None = None,
+    provenance: Provenance | None = None,
+    measured: Mapping[str, Sum] | None = None,
+    others: Sequence[tuple[str, Recording]] = (),
 ) -> ProfileReport:
-    """Compute the report of a recording; ``reported`` is the loader's own verdict."""
-    findings = find(recording)
+    """Compute the report of a recording.
+
+    Args:
+        recording: What was recorded.
+        reported: The loader's own verdict.
+        provenance: Where the recording comes from.
+        measured: Nsight Compute's figures by range.
+        others: Named recordings of other ranks.
+    """
+    findings = find(recording, others)
     said = None if reported is None else str(reported)
-    return ProfileReport(findings, diagnose_trace(findings, reported), said, provenance)
+    modules = join(findings.parts, measured) if measured else ()
+    return ProfileReport(findings, diagnose_trace(findings, reported), said, provenance, modules=modules)
 
 
 def plain_console() -> Console:
@@ -81,7 +112,9 @@ def show(report: ProfileReport, console: Console) -> None:
         console.print(title, body, sep="\n")
     for line in overview(report.findings):
         console.print(Text(line))
-    shown = list(tables(report.findings))
+    if report.memory is not None:
+        console.print(Text(f"GPU memory: {report.memory}"))
+    shown = list(report.tables())
     for table in shown:
         console.print()
         console.print(_for_terminal(table))
@@ -110,6 +143,16 @@ def overview(findings: Findings) -> Iterator[str]:
             f"decoding on the GPU: {milliseconds(decode.mean_s)} a batch, {decode.share:.1%} of the time, "
             f"{decode.beside_kernels_share:.0%} of that beside other kernels"
         )
+    if (launching := findings.launching) is not None:
+        yield (
+            f"launches: one every {microseconds(launching.every_s)} for kernels of {microseconds(launching.kernel_s)}, "
+            f"{launching.ahead:.1f} kernels queued ahead; {launching.late_share:.1%} of the time the GPU waited for one"
+        )
+    if (of := findings.communication) is not None:
+        yield (
+            f"collectives: {of.share:.1%} of the time, {of.exposed_share:.1%} beside no other kernel"
+            + ("" if of.straggler is None else f"; the others wait {of.waited_share:.1%} for {of.straggler.label}")
+        )
     if not findings.devices:
         yield "no GPU was used"
 
@@ -124,6 +167,11 @@ def milliseconds(seconds: float) -> str:
     if seconds >= 10:
         return f"{seconds:.1f} s"
     return f"{seconds * 1e3:.2f} ms" if seconds < 0.1 else f"{seconds * 1e3:,.0f} ms"
+
+
+def microseconds(seconds: float) -> str:
+    """Format the time of a kernel or a call for people."""
+    return f"{seconds * 1e6:,.1f} µs" if seconds < 1e-3 else milliseconds(seconds)
 
 
 @dataclass(slots=True)
@@ -164,6 +212,8 @@ def tables(findings: Findings, ranges_shown: int = RANGES_SHOWN) -> Iterator[Tab
             bad = copy.memory == "pageable" and copy.direction == "host to device"
             table.add(copy.direction, copy.memory, f"{copy.count:,}", *size, style="red" if bad else "")
         yield table
+    if findings.communication is not None:
+        yield from _of_communication(findings.communication)
     if findings.layout:
         yield _of_kernels("kernels that only convert layouts", findings.layout, "magenta", LAYOUT_REMEDY)
     if findings.ranges:
@@ -188,6 +238,54 @@ def tables(findings: Findings, ranges_shown: int = RANGES_SHOWN) -> Iterator[Tab
         yield table
     if findings.kernels:
         yield _of_kernels("longest kernels", findings.kernels)
+    if findings.callers:
+        table = Table("where CUDA's longest calls come from", ("call", ">count", ">time", "called by"))
+        for caller in findings.callers:
+            table.add(caller.call, f"{caller.count:,}", milliseconds(caller.seconds), " ← ".join(caller.frames))
+        yield table
+
+
+def _of_modules(modules: Sequence[ModuleUse], steps: int) -> Table:
+    """What there is to gain, per step if there are some."""
+    time = "time of a step" if steps else "time"
+    columns = ("range", ">device", ">share", "bound by", ">of roof", ">to gain", ">occupancy", "warps wait for")
+    table = Table(f"modules by what there is to gain on the device ({time})", columns)
+    for use in modules[:MODULES_SHOWN]:
+        kept = use.name, milliseconds(use.device_s / max(1, steps)), f"{use.share:.1%}"
+        if use.measured is None or use.gain_s is None:
+            table.add(*kept, "not measured", *[""] * 4, style="dim")
+            continue
+        of = use.measured
+        gain = f"{of.roof_share:.0%}", milliseconds(use.gain_s / max(1, steps))
+        occupancy = "" if of.occupancy is None else f"{of.occupancy:.0%}"
+        table.add(*kept, of.bound.removesuffix("-bound"), *gain, occupancy, waits(of, 1))
+    if (more := len(modules) - MODULES_SHOWN) > 0:
+        table.add(f"... and {more} more", *[""] * 7, style="dim")
+    known = sum(use.share for use in modules if use.measured is not None)
+    if (first := modules[0]).measured is not None:
+        table.note = f"{first.name}: {REMEDIES[first.measured.bound]}"
+    if known < _KNOWN:
+        table.note += (". " if table.note else "") + (
+            f"Nsight Compute measured the ranges of {known:.0%} of the kernels' time; for the others, "
+            "fastload kernels --range NAME --keep DIR, and --kernels DIR here for each such folder; annotate_modules "
+            "names the modules in both"
+        )
+    return table
+
+
+def _of_communication(use: CommunicationUse) -> Iterator[Table]:
+    table = Table("collectives", ("kind", ">count", ">time", ">beside no other kernel"))
+    for kind in use.kinds:
+        table.add(kind.kind, f"{kind.count:,}", milliseconds(kind.seconds), milliseconds(kind.exposed_s))
+    yield table
+    if len(use.ranks) > 1:
+        columns = ("rank", ">collectives", ">of the time", ">beside no other kernel", ">waited for others")
+        table = Table("ranks: the one that waits the least is the one that the others wait for", columns)
+        for rank in use.ranks:
+            shares = rank.share, rank.exposed_share, rank.waited_share or 0.0
+            style = "red" if use.straggler is rank else ""
+            table.add(rank.label, f"{rank.count:,}", *(f"{share:.1%}" for share in shares), style=style)
+        yield table
 
 
 def _activities(found: Sequence[Activity]) -> str:

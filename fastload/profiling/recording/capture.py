@@ -17,6 +17,7 @@ import torch
 from torch.autograd import _profiler_enabled  # type: ignore[attr-defined]
 from torch.utils.data import get_worker_info
 
+from fastload.memory.gpu import FILE, gpu_memory
 from fastload.nvtx.modules import hook_while_profiling
 from fastload.nvtx.ranges import NvtxRange, pop, push
 from fastload.options import length_of
@@ -37,7 +38,7 @@ VARIABLE: Final = "FASTLOAD_CAPTURE"
 TRACE_VARIABLE: Final = "FASTLOAD_CAPTURE_TRACE"  # file for torch.profiler's trace of that window
 
 REPORT_VARIABLE: Final = "FASTLOAD_CAPTURE_REPORT"
-"""File for the verdict of the loader's own report on that window, as JSON."""
+"""File for the verdict of the loader's own report on that window, as JSON; the GPU's memory is written beside it."""
 
 Afterwards: TypeAlias = Literal["go on", "end", "exit"]
 
@@ -293,6 +294,9 @@ class Window:
             if during is not None:
                 path = _of_rank(Path(os.environ[REPORT_VARIABLE]))
                 path.write_text(json.dumps(report(during).verdict.to_dict()), encoding="utf-8")
+            if (beside := os.environ.get(REPORT_VARIABLE)) and _has_cuda():
+                path = _of_rank(Path(beside).with_name(FILE))
+                path.write_text(json.dumps(gpu_memory().to_dict()), encoding="utf-8")
         except OSError as error:
             _warn(f"{error}; the program goes on without what should have been written there")
 

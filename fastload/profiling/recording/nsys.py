@@ -70,7 +70,13 @@ class Recorder:
     traces: tuple[str, ...] = ()  # kinds of events that it can record here
 
     def command(
-        self, output: Path, program: Sequence[str], *, sampling: bool = False, window: bool = True
+        self,
+        output: Path,
+        program: Sequence[str],
+        *,
+        sampling: bool = False,
+        window: bool = True,
+        backtraces: str | None = None,
     ) -> list[str]:
         """Return the command line that runs ``program`` and records it.
 
@@ -78,16 +84,20 @@ class Recorder:
             output: Path of the recording without a suffix.
             program: A command line.
             sampling: Also sample call stacks and context switches; recordings grow to gigabytes.
+            backtraces: Calls of CUDA to record with the call stack, as nsys has them (``--cudabacktrace``).
             window: Record only between ``cudaProfilerStart`` and ``cudaProfilerStop``; the program continues after.
         """
-        scope = "process-tree" if sampling else "none"
+        switches = "process-tree" if sampling else "none"
+        # nsys takes no backtraces without sampling.
+        samples = "process-tree" if sampling or backtraces else "none"
         options = [
             "--force-overwrite=true",
             f"--output={output}",
             f"--trace={','.join(self.traces)}",
             # Worker processes are forked and never call exec; without this option they are not recorded.
             "--trace-fork-before-exec=true",
-            *(f"--sample={scope}", f"--cpuctxsw={scope}"),
+            *(f"--sample={samples}", f"--cpuctxsw={switches}"),
+            *([f"--cudabacktrace={backtraces}"] if backtraces else ()),
             *(("--capture-range=cudaProfilerApi", "--capture-range-end=stop") if window else ()),
         ]
         return [str(self.nsys), "profile", *options, *program]

@@ -46,6 +46,9 @@ _MEMORIES: Final[dict[int, Memory]] = {0: "pageable", 1: "pinned", 2: "device", 
 
 _ON_DEVICE: Final = ("start", "end", "deviceId", "streamId", "correlationId", "globalPid")
 _VERSION: Final = re.compile(r"_v\d+$")  # in names of CUDA's functions
+_CUDA_CALLS: Final = "CUPTI_ACTIVITY_KIND_RUNTIME"
+_CUDA_LIBRARY: Final = re.compile(r"lib(cuda|cupti|nvidia|ToolsInjection)", re.IGNORECASE)
+FRAMES_MAX: Final = 8  # frames kept of a call stack
 _ID_BITS: Final = 24
 _ID_MASK: Final = (1 << _ID_BITS) - 1
 
@@ -85,7 +88,7 @@ class _NsysReader:
         return default if number is None else self._strings.get(number, default)
 
     def recording(self) -> Recording:
-        calls, ranges, os_calls = self._calls("CUPTI_ACTIVITY_KIND_RUNTIME"), self._ranges(), self._calls("OSRT_API")
+        calls, ranges, os_calls = self._calls(_CUDA_CALLS), self._ranges(), self._calls("OSRT_API")
         kernels, copies = self._kernels(), self._copies()
         main = training_thread(ranges) or _launching_thread(calls)
         steps: list[Span] = [span for span in ranges if span.thread == main and span.name == STEP]
@@ -143,8 +146,19 @@ class _NsysReader:
             )
         return tuple(found)
 
+    def _backtraces(self) -> dict[int, tuple[str, ...]]:
+        """Call stacks of CUDA's calls by id, without frames of CUDA's own and unresolved ones."""
+        found: dict[int, list[str]] = {}
+        for row in self._rows("CUDA_CALLCHAINS", ("id", "symbol", "module", "unresolved"), "ORDER BY id, stackDepth"):
+            frames = found.setdefault(row["id"], [])
+            module = self._string(row["module"]).rpartition("/")[2]
+            if not row["unresolved"] and not _CUDA_LIBRARY.match(module) and len(frames) < FRAMES_MAX:
+                frames.append(self._string(row["symbol"], "?"))
+        return {number: tuple(frames) for number, frames in found.items()}
+
     def _calls(self, table: str) -> tuple[Call, ...]:
-        wanted = ("start", "end", "globalTid", "correlationId", "nameId")
+        wanted = ("start", "end", "globalTid", "correlationId", "nameId", "callchainId")
+        backtraces = self._backtraces() if table == _CUDA_CALLS else {}
         return tuple(
             Call(
                 row["start"],
@@ -152,6 +166,7 @@ class _NsysReader:
                 _VERSION.sub("", self._string(row["nameId"])),
                 thread_of(row["globalTid"]),
                 row["correlationId"],
+                backtraces.get(row["callchainId"], ()),
             )
             for row in self._rows(table, wanted, "ORDER BY start")
             if row["end"] is not None

@@ -94,6 +94,7 @@ class Call(Span):
     name: str
     thread: ThreadKey
     correlation: int | None = None  # number shared with the kernel or copy that it started
+    backtrace: tuple[str, ...] = ()  # functions that called it, the innermost first; empty if not recorded
 
 
 @dataclass(frozen=True, slots=True)

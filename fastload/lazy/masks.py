@@ -25,12 +25,12 @@ class Indices(Levels):
     def part(self, pending: Pending, out: NDArray[np.uint8] | None = None) -> NDArray[np.uint8]:  # noqa: D102
         border = pending.border
         if border is None:
-            return self._whole if pending.is_whole else pending.of(self._whole, out)
+            return self.pixels if pending.is_whole else pending.of(self.pixels, out)
         width, height = pending.size
         made = np.empty((height, width, 1), np.uint8) if out is None else out
         made[:] = border.fill
         top, left, bottom, right = border.margins
-        pending.of(self._whole, made[top : height - bottom, left : width - right])
+        pending.of(self.pixels, made[top : height - bottom, left : width - right])
         return made
 
 

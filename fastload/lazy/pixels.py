@@ -172,20 +172,19 @@ class Levels(File):
     """
 
     is_decoded = True
-    _whole: NDArray[np.uint8]
 
     def __init__(self, pixels: NDArray[np.uint8], library: Library) -> None:
         height, width, _ = pixels.shape
         super().__init__(pixels.reshape(-1), (width, height), library)
-        self._whole = pixels
+        self.pixels = self._whole = pixels
 
     def part(self, pending: Pending, out: NDArray[np.uint8] | None = None) -> NDArray[np.uint8]:  # noqa: D102
         if pending.target is not None or pending.all_steps:
             return super().part(pending, out)
-        return self._whole if pending.is_whole else pending.of(self._whole)
+        return self.pixels if pending.is_whole else pending.of(self.pixels)
 
     def core(self, pillow: ByPillow) -> Any:  # noqa: D102
-        return core_of(self._whole)
+        return core_of(self.pixels)
 
 
 @dataclass(slots=True)

@@ -1,9 +1,9 @@
-"""Record tensors of constants that deferred images are put into, in place of filling and copying.
+"""Record tensors of constants that deferred images are put into.
 
-A *canvas* is a tensor of one value, or of none yet, that the user's code makes while there are deferred tensors, such
-as ``torch.zeros(n, 3, height, width)``. It is deferred, too; ``copy_``, ``+=`` and assignments of deferred images to
-parts of it change its content. Rows that images take completely are a stack of them; others have constants around an
-image.
+Nothing is filled or copied then. A *canvas* is a tensor of one value, or of none yet, that the user's code makes while
+there are deferred tensors, such as ``torch.zeros(n, 3, height, width)``. It is deferred, too; ``copy_``, ``+=`` and
+assignments of deferred images to parts of it change its content. Rows that images take completely are a stack of them;
+others have constants around an image.
 """
 
 from __future__ import annotations
@@ -119,7 +119,11 @@ def _made(recorder: CallRecorder, func: Any, args: tuple[Any, ...], kwargs: dict
 def _size_of(
     func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> tuple[tuple[int, ...], tuple[Any, ...], dict[str, Any]] | None:
-    """Find the size that a function is to make a canvas of, and its arguments for one value."""
+    """Find the size of the canvas that a function is to make.
+
+    Returns:
+        That, and the function's arguments for a tensor of one value. ``None`` if it makes no canvas.
+    """
     if kwargs and not kwargs.keys() <= _NAMED:
         return None
     skipped = int(func in _METHODS)
@@ -302,7 +306,11 @@ def _note_change(*tensors: torch.Tensor) -> None:
 
 
 def _put(recorder: CallRecorder, func: Any, target: Any, source: Any) -> bool:
-    """Copy or add deferred images into a part of unpainted memory; return whether that is recorded."""
+    """Copy or add deferred images into a part of unpainted memory.
+
+    Returns:
+        Whether that is recorded.
+    """
     if type(source) is not torch.Tensor or type(target) is not torch.Tensor or source.shape != target.shape:
         return False
     region, found = _region_of(target), part_of_tensor(source)

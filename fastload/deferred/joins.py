@@ -82,7 +82,10 @@ def _cat(recorder: CallRecorder, func: Any, args: tuple[Any, ...], kwargs: dict[
 
 
 def _are_alike(contents: list[Content], dims: int) -> bool:
-    """Whether all are of images of one kind, of one image each if they have three dimensions."""
+    """Whether all are of images of one kind.
+
+    With three dimensions they are of one image each.
+    """
     first = contents[0]
     kind = first.planar, first.image_size
     return all(

@@ -154,7 +154,9 @@ class CallRecorder(TorchFunctionMode):
 
 
 def record_by(handler: Handler, functions: Iterable[Any]) -> None:
-    """Let a handler record functions that get deferred tensors. One that is known for them is asked next.
+    """Let a handler record functions that get deferred tensors.
+
+    One that is known for them is asked next.
 
     Args:
         handler: Returns the result, or ``NotImplemented``.

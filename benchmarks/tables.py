@@ -222,7 +222,10 @@ def programs(record: dict[str, Any]) -> str:
 
 
 def trained(record: dict[str, Any]) -> str:
-    """Programs of today: what each loader leaves of the training speed with data on the GPU."""
+    """Programs of today: the share of the training speed that each loader leaves.
+
+    That is the speed with data on the GPU.
+    """
     rows = []
     for row in record["train"]:
         known = [f"`{row['program']}`", row["what"]]

@@ -1,4 +1,7 @@
-"""What some of the programs train: a step on a batch of theirs, wherever it is."""
+"""Train models on batches of some of the programs.
+
+A batch may be on any device.
+"""
 
 from __future__ import annotations
 
@@ -84,7 +87,10 @@ TRAINED: Final[dict[str, Callable[[], Made]]] = {
 
 
 class ProgramStep:
-    """Moves a batch to a device and trains on it: forward and backward in bf16, SGD; without waiting."""
+    """Moves a batch to a device and trains on it, without waiting.
+
+    A step is forward and backward in bf16, and SGD.
+    """
 
     def __init__(self, name: str, device: torch.device, *, small: bool = False) -> None:
         torch.manual_seed(0)

@@ -1,9 +1,9 @@
-"""Record tensors of constants that deferred images are put into, in place of filling and copying.
+"""Record tensors of constants that deferred images are put into.
 
-A *canvas* is a tensor of one value, or of none yet, that the user's code makes while there are deferred tensors, such
-as ``torch.zeros(n, 3, height, width)``. It is deferred, too; ``copy_``, ``+=`` and assignments of deferred images to
-parts of it change its content. Rows that images take completely are a stack of them; others have constants around an
-image.
+Nothing is filled or copied then. A *canvas* is a tensor of one value, or of none yet, that the user's code makes while
+there are deferred tensors, such as ``torch.zeros(n, 3, height, width)``. It is deferred, too; ``copy_``, ``+=`` and
+assignments of deferred images to parts of it change its content. Rows that images take completely are a stack of them;
+others have constants around an image.
 """
 
 from __future__ import annotations
@@ -119,7 +119,11 @@ def _made(recorder: CallRecorder, func: Any, args: tuple[Any, ...], kwargs: dict
 def _size_of(
     func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> tuple[tuple[int, ...], tuple[Any, ...], dict[str, Any]] | None:
-    """Find the size that a function is to make a canvas of, and its arguments for one value."""
+    """Find the size of the canvas that a function is to make.
+
+    Returns:
+        That, and the function's arguments for a tensor of one value. ``None`` if it makes no canvas.
+    """
     if kwargs and not kwargs.keys() <= _NAMED:
         return None
     skipped = int(func in _METHODS)
@@ -162,13 +166,13 @@ def _is_usual(small: Any) -> bool:
     )
 
 
-def _new(recorder: CallRecorder, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+def _new_of_sizes(recorder: CallRecorder, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """A tensor of another's type and no values, which reads none of its pixels."""
     is_of_sizes = not kwargs and all(type(each) is int for each in args[1:])
     return func(*args) if is_of_sizes else NotImplemented
 
 
-class _View:
+class _Region:
     """A part of unpainted memory that can be changed: the same box of some images.
 
     Attributes:
@@ -206,7 +210,7 @@ class _View:
     def with_images(
         self, given: Sequence[Pending | Placed | None], table: torch.Tensor, fills: Sequence[Fill]
     ) -> Content | None:
-        """Return what the memory holds with images in the view.
+        """Return what the memory holds with images in the region.
 
         Args:
             given: As many images, of the box's size; ``None`` is one that fills hide.
@@ -253,7 +257,7 @@ class _View:
             recorder: Compares it with torch's.
             key: The kind of change.
             made: What it is to hold; of other images the same. Else nothing changes.
-            do: Makes the change in the view of an ordinary tensor.
+            do: Makes the change in that region of an ordinary tensor.
         """
         if made is None:
             return False
@@ -285,13 +289,13 @@ def _is_blank(image: Pending | Placed) -> bool:
     return isinstance(image, Placed) and image.is_blank
 
 
-def _view_of(tensor: Any) -> _View | None:
+def _region_of(tensor: Any) -> _Region | None:
     """The part of unpainted memory that a tensor is, if it may be changed."""
     if type(tensor) is not torch.Tensor or tensor.requires_grad or not may_change(tensor):
         return None
     memory = deferred_memory.memory_of(tensor)
     where = None if memory is None else placed(tensor, memory.content, side_min=1)
-    return None if memory is None or where is None else _View(memory, memory.content, *where)
+    return None if memory is None or where is None else _Region(memory, memory.content, *where)
 
 
 def _note_change(*tensors: torch.Tensor) -> None:
@@ -302,23 +306,27 @@ def _note_change(*tensors: torch.Tensor) -> None:
 
 
 def _put(recorder: CallRecorder, func: Any, target: Any, source: Any) -> bool:
-    """Copy or add deferred images into a part of unpainted memory; return whether that is recorded."""
+    """Copy or add deferred images into a part of unpainted memory.
+
+    Returns:
+        Whether that is recorded.
+    """
     if type(source) is not torch.Tensor or type(target) is not torch.Tensor or source.shape != target.shape:
         return False
-    view, found = _view_of(target), part_of_tensor(source)
-    if view is None or found is None or found[0] is view.memory:
+    region, found = _region_of(target), part_of_tensor(source)
+    if region is None or found is None or found[0] is region.memory:
         return False
     original = given = found[1]
-    if given.images[0].file.pass_rule != view.content.images[0].file.pass_rule:
+    if given.images[0].file.pass_rule != region.content.images[0].file.pass_rule:
         return False
-    if given.table.dtype != view.content.table.dtype:
+    if given.table.dtype != region.content.table.dtype:
         converted = part_of_tensor(pointwise(recorder, _T.to, (source, target.dtype), {})) if func is _T.copy_ else None
         if converted is None:
             return False
         given = converted[1]
     fills, table = given.fills, given.table
     if func is not _T.copy_:
-        if (value := view.value()) is None:
+        if (value := region.value()) is None:
             return False
         table = value[:, None].expand(3, 256).clone().add_(table)
         fills = tuple(Fill(each.image, each.box, value.clone().add_(each.values)) for each in fills)
@@ -329,7 +337,7 @@ def _put(recorder: CallRecorder, func: Any, target: Any, source: Any) -> bool:
     def do(real: torch.Tensor) -> None:
         func(real if target.dim() == 4 else real[0], painted_as(source, original))
 
-    return view.change(recorder, (func, original.table.dtype), view.with_images(given.images, table, fills), do)
+    return region.change(recorder, (func, original.table.dtype), region.with_images(given.images, table, fills), do)
 
 
 def _copy(recorder: CallRecorder, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -343,21 +351,21 @@ def _copy(recorder: CallRecorder, func: Any, args: tuple[Any, ...], kwargs: dict
     return args[0]
 
 
-def _fill(recorder: CallRecorder, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+def _fill_region(recorder: CallRecorder, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """Fill a part of unpainted memory with a constant."""
     values = args[1:]
     if kwargs or not all(type(each) in (int, float, bool) for each in values):
         return NotImplemented
-    view = _view_of(args[0])
-    if view is None:
+    region = _region_of(args[0])
+    if region is None:
         return NotImplemented
     try:
         one = func(torch.empty(1, dtype=args[0].dtype), *values)
     except (RuntimeError, TypeError, ValueError):  # torch raises it again
         return NotImplemented
-    fills = [Fill(number, (0, 0, *view.box[2:]), one.expand(3).clone()) for number in range(len(view.images))]
-    made = view.with_images([None] * len(view.images), view.content.table, fills)
-    if not view.change(recorder, func, made, lambda real: func(real, *values)):
+    fills = [Fill(number, (0, 0, *region.box[2:]), one.expand(3).clone()) for number in range(len(region.images))]
+    made = region.with_images([None] * len(region.images), region.content.table, fills)
+    if not region.change(recorder, func, made, lambda real: func(real, *values)):
         return NotImplemented
     _note_change(args[0])
     return args[0]
@@ -381,7 +389,7 @@ def _set(recorder: CallRecorder, func: Any, args: tuple[Any, ...], kwargs: dict[
     except (IndexError, TypeError, ValueError):  # torch raises it again
         return NotImplemented
     if _is_same(target, value):  # as after ``tensor[index] += other``
-        if _view_of(tensor) is None or value.requires_grad:
+        if _region_of(tensor) is None or value.requires_grad:
             return NotImplemented
     elif not _put(recorder, _T.copy_, target, value):
         return NotImplemented
@@ -446,8 +454,8 @@ _NUMBERS: Final = (int, float, type(None))
 def install() -> None:
     """Let recorders that are made from now on record all this."""
     record_makers_by(_made, _MAKERS)
-    record_by(_new, [_T.new])
+    record_by(_new_of_sizes, [_T.new])
     record_by(_copy, [_T.copy_, _T.add_])
-    record_by(_fill, [_T.fill_, _T.zero_, torch.fill_, torch.zero_])
+    record_by(_fill_region, [_T.fill_, _T.zero_, torch.fill_, torch.zero_])
     record_by(_set, [_T.__setitem__])
     record_by(_padded, [pad])

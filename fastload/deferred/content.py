@@ -98,7 +98,10 @@ class Content:
     def with_images(
         self, first: int, images: tuple[Pending | Placed, ...], table: torch.Tensor, fills: Sequence[Fill]
     ) -> Content:
-        """Return what holds other images from a place on, with these fills, and other values of all levels."""
+        """Return what holds other images from a place on, with these fills.
+
+        It has other values of all levels, too.
+        """
         changed = range(first, first + len(images))
         others = tuple(fill for fill in self.fills if fill.image not in changed)
         all_images = (*self.images[:first], *images, *self.images[changed.stop :])

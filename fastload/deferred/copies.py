@@ -1,4 +1,4 @@
-"""Record calls that copy a deferred tensor, or return it as it is, whatever they are asked for."""
+"""Record calls that copy a deferred tensor, or return it as it is."""
 
 from __future__ import annotations
 

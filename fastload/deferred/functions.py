@@ -23,7 +23,7 @@ import torch.utils.dlpack
 from PIL import Image
 
 from fastload import _core
-from fastload.deferred import canvas, copies, decoding, memory, stacks
+from fastload.deferred import canvas, copies, decoding, joins, memory, stacks
 from fastload.deferred.content import Content, take_painted_s
 from fastload.deferred.geometry import SIDE_MIN, strides_of
 from fastload.deferred.recorder import (
@@ -33,7 +33,6 @@ from fastload.deferred.recorder import (
     described,
     is_plain_context,
     shared_table,
-    storage_to_stack_into,
 )
 from fastload.lazy import functions as lazy_functions
 from fastload.lazy.images import levels_of, pending_of
@@ -140,6 +139,7 @@ class Deferral:
     """
 
     def __init__(self) -> None:
+        joins.install()
         canvas.install()
         copies.install()
         self.recorder = CallRecorder()
@@ -375,7 +375,7 @@ def _paint(tensor: torch.Tensor) -> None:
 def _storage_of(original: Any, here: Callable[[], bool]) -> Any:
     @functools.wraps(original)
     def typed_storage(tensor: torch.Tensor) -> Any:
-        storage = storage_to_stack_into() if here() else None
+        storage = joins.storage_to_stack_into() if here() else None
         return original(tensor) if storage is None else storage
 
     return typed_storage

@@ -25,7 +25,9 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Placed:
-    """Stands for pixels, of which some are an image's. The others are unspecified: fills cover them.
+    """Stands for pixels, of which some are an image's.
+
+    The others are unspecified: fills cover them.
 
     Attributes:
         image: The image.

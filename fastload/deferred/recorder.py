@@ -19,7 +19,7 @@ import traceback
 import warnings
 from collections import Counter
 from dataclasses import replace
-from types import FunctionType, SimpleNamespace
+from types import FunctionType
 from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
@@ -27,20 +27,19 @@ import torch
 from torch.nn.functional import interpolate
 from torch.overrides import TorchFunctionMode, _get_current_function_mode_stack
 from torch.utils._device import DeviceContext
-from torch.utils.data._utils.collate import collate_tensor_fn
 from torchvision import tv_tensors
 
 from fastload import _core
 from fastload._batch import is_plain
 from fastload._compare import same_bits
 from fastload.deferred import memory as deferred_memory
-from fastload.deferred.content import Content, Fill, joined
+from fastload.deferred.content import Content, Fill
 from fastload.deferred.geometry import SIDE_MIN, flipped, placed, strides_of
 from fastload.lazy.images import TARGET_MAX
 from fastload.pipeline.installed.resizes import TENSOR_FILTERS, tensor_filters
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Sequence
+    from collections.abc import Callable, Iterable, Iterator
 
     Handler = Callable[["CallRecorder", Any, tuple[Any, ...], dict[str, Any]], Any]
 
@@ -109,10 +108,10 @@ class CallRecorder(TorchFunctionMode):
                 result = handler(self, func, args, kwargs)
                 if result is not _UNKNOWN:
                     return result
-            self._paint(func, args, kwargs)
+            self.paint(func, args, kwargs)
         return NotImplemented if func is called else func(*args, **kwargs)
 
-    def _paint(self, func: Any, args: Any, kwargs: dict[str, Any]) -> None:
+    def paint(self, func: Any, args: Any, kwargs: dict[str, Any]) -> None:
         """Paint a call's deferred tensors, and note the line of the user's code."""
         found = [
             memory for each in _tensors((args, kwargs), 0) if (memory := deferred_memory.memory_of(each)) is not None
@@ -155,7 +154,9 @@ class CallRecorder(TorchFunctionMode):
 
 
 def record_by(handler: Handler, functions: Iterable[Any]) -> None:
-    """Let a handler record functions that get deferred tensors. One that is known for them is asked next.
+    """Let a handler record functions that get deferred tensors.
+
+    One that is known for them is asked next.
 
     Args:
         handler: Returns the result, or ``NotImplemented``.
@@ -664,62 +665,6 @@ def _reshape(recorder: CallRecorder, func: Any, args: tuple[Any, ...], kwargs: d
     return _view(recorder, func, args, kwargs)
 
 
-def _stack(recorder: CallRecorder, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """Stack images to a batch."""
-    tensors = args[0] if args else kwargs.get("tensors")
-    dim = args[1] if len(args) > 1 else kwargs.get("dim", 0)
-    if not isinstance(tensors, list | tuple) or len(args) > 2 or dim != 0:
-        return _UNKNOWN
-    out = kwargs.get("out")
-    if out is None and not set(kwargs) - {"tensors", "dim", "out"}:
-        return _stacked(recorder, func, tensors)
-    if type(out) is not torch.Tensor or getattr(out, "stands_for", None) is not _SharedToBe:
-        return _UNKNOWN
-    made = _stacked(recorder, func, tensors)
-    if made is _UNKNOWN:
-        recorder._paint(func, args, kwargs)
-        storage: Any = torch.empty(0, dtype=out.dtype)._typed_storage()  # type: ignore[no-untyped-call]
-        shared = tensors[0].new(storage._new_shared(out.numel())).resize_(out.size())
-        return func(tensors, 0, out=shared)
-    memory = deferred_memory.any_memory_of(made)
-    if memory is not None:
-        memory.is_shared, memory.resizable = True, False
-    torch._C._increment_version([made] * _VERSION_OF_COLLATED)
-    return made
-
-
-def _stacked(recorder: CallRecorder, func: Any, tensors: Sequence[Any], dims: int = 3) -> Any:
-    """Join images, or batches of them, to a batch."""
-    contents = []
-    for each in tensors:
-        found = part_of_tensor(each)
-        if found is None or each.dim() != dims:
-            return _UNKNOWN
-        contents.append(found[1])
-    if not contents or not _are_alike(contents, dims):
-        return _UNKNOWN
-    size = (1, 3, 2, 4)[-dims:]
-    small = func([ordinary(each, size, content) for each, content in zip(tensors[:2], contents, strict=False)])
-    made = joined(contents, planar=small.is_contiguous())
-
-    def by_torch() -> Any:
-        return func([painted_as(each, content) for each, content in zip(tensors, contents, strict=True)])
-
-    key = func, contents[0].planar, made.table.dtype, type(small)
-    return recorded(recorder, key, made, 4, type(small), by_torch)
-
-
-def _cat(recorder: CallRecorder, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """Put batches one behind the other."""
-    if len(args) > 2 or set(kwargs) - {"tensors", "dim"} or not (args or "tensors" in kwargs):
-        return _UNKNOWN
-    tensors = args[0] if args else kwargs["tensors"]
-    dim = args[1] if len(args) > 1 else kwargs.get("dim", 0)
-    if not isinstance(tensors, list | tuple) or dim not in (0, -4):
-        return _UNKNOWN
-    return _stacked(recorder, func, tensors, dims=4)
-
-
 def ordinary(tensor: Any, shape: tuple[int, ...], content: Content) -> Any:
     """An ordinary tensor of any values with another's type and a content's layout."""
     made = torch.empty_strided(shape, strides_of(shape, planar=content.planar), dtype=content.table.dtype)
@@ -739,16 +684,6 @@ def painted_as(tensor: Any, content: Content) -> Any:
     if _is_one_with_channels_last(tensor):
         return painted_as(tensor[0], content)[None]
     return painted(content, ordinary(tensor, tuple(tensor.shape), content)).as_subclass(type(tensor))
-
-
-def _are_alike(contents: list[Content], dims: int) -> bool:
-    """Whether all are of images of one kind, of one image each if they have three dimensions."""
-    first = contents[0]
-    kind = first.planar, first.image_size
-    return all(
-        each.table is first.table and (dims == 4 or len(each.images) == 1) and (each.planar, each.image_size) == kind
-        for each in contents
-    )
 
 
 _BASIC: Final = (int, slice, type(Ellipsis), type(None))
@@ -802,49 +737,6 @@ def _view(recorder: CallRecorder, func: Any, args: tuple[Any, ...], kwargs: dict
     for tensor in made if isinstance(made, tuple) else (made,):
         if isinstance(tensor, torch.Tensor):
             deferred_memory.note_view(tensor)
-    return made
-
-
-_COLLATES: Final = collate_tensor_fn.__code__
-"""``default_collate`` of tensors. In a worker it asks its first sample for shared memory, to stack all into that."""
-
-_VERSION_OF_COLLATED: Final = 3
-"""Of the stack then: its memory is set, resized and written."""
-
-
-class _SharedToBe:
-    """Takes the place of a deferred stack's shared memory, which torch would clear."""
-
-
-_STAND_IN: Final = SimpleNamespace(_new_shared=lambda *_arguments, **_rest: _SharedToBe())
-"""For the storage of a stack's first sample: torch asks it for shared memory."""
-
-
-def storage_to_stack_into() -> Any:
-    """Return a storage's stand-in, if the caller's caller is :data:`_COLLATES`.
-
-    Returns:
-        ``None`` if it is not, nothing records here, or torch is to make the stack or raise its error.
-    """
-    frame = sys._getframe(2)
-    if frame.f_code is not _COLLATES or not torch._C._is_torch_function_mode_enabled():
-        return None
-    with torch._C.DisableTorchFunction():
-        batch = frame.f_locals["batch"]
-        kind = batch[0].size(), batch[0].dtype
-        alike = all(
-            isinstance(each, torch.Tensor) and (each.size(), each.dtype) == kind and deferred_memory.is_deferred(each)
-            for each in batch
-        )
-    return _STAND_IN if alike else None
-
-
-def _make_shared(recorder: CallRecorder, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """Make a tensor on shared memory that is not needed."""
-    if len(args) != 2 or type(args[1]) is not _SharedToBe:
-        return _UNKNOWN
-    made = torch.empty(0, dtype=args[0].dtype)
-    made.stands_for = _SharedToBe  # type: ignore[attr-defined]
     return made
 
 
@@ -951,10 +843,7 @@ _HANDLERS: Final[dict[Any, Handler]] = {
     **dict.fromkeys(_named("reshape"), _reshape),
     **dict.fromkeys([interpolate], _interpolate),
     **dict.fromkeys(_named("flip"), _flip),
-    **dict.fromkeys([torch.stack], _stack),
-    **dict.fromkeys([torch.cat, torch.concat, torch.concatenate], _cat),
     **dict.fromkeys([_T.__setitem__], _set),
     **dict.fromkeys([*_named(*_VIEWS), _T.data.__get__], _view),
     **dict.fromkeys([_T.__getitem__, _T.requires_grad_], _as_it_is),
-    **dict.fromkeys([_T.new], _make_shared),
 }

@@ -105,7 +105,10 @@ class Stager:
 
 
 def _settled(image: Pending | Placed) -> Pending:
-    """Return an image that is a whole file's, if that is decoded, or if no kernel makes it."""
+    """Return an image to stage; make one that is placed, as no kernel does.
+
+    A part of pixels that are made is made, too: what is staged of these is the whole.
+    """
     if isinstance(image, Placed):
         return image.made()
     return image.made() if image.file.is_decoded and not image.is_whole else image

@@ -1,4 +1,7 @@
-"""Describe masks whose pixels are not moved yet: images of one channel in PNG files, gray or with a palette."""
+"""Describe masks whose pixels are not moved yet.
+
+Masks are images of one channel in PNG files, gray or with a palette.
+"""
 
 from __future__ import annotations
 
@@ -25,18 +28,20 @@ class Indices(Levels):
     def part(self, pending: Pending, out: NDArray[np.uint8] | None = None) -> NDArray[np.uint8]:  # noqa: D102
         border = pending.border
         if border is None:
-            return self._whole if pending.is_whole else pending.of(self._whole, out)
+            return self.pixels if pending.is_whole else pending.of(self.pixels, out)
         width, height = pending.size
         made = np.empty((height, width, 1), np.uint8) if out is None else out
         made[:] = border.fill
         top, left, bottom, right = border.margins
-        pending.of(self._whole, made[top : height - bottom, left : width - right])
+        pending.of(self.pixels, made[top : height - bottom, left : width - right])
         return made
 
 
 @dataclass(slots=True)
 class PendingMask(Pending):
-    """Stands for the pixels of an image of one channel, which steps of geometry have moved but not mixed.
+    """Stands for the pixels of an image of one channel.
+
+    Steps of geometry have moved but not mixed them.
 
     Attributes:
         one: A core image of Pillow's with one pixel, and with the mode and the palette.
@@ -80,7 +85,10 @@ def with_border(image: Any, mask: PendingMask, fill: int) -> Image.Image:
 
 
 def on_one(image: Any, mask: PendingMask, method: Callable[..., Any], *arguments: Any) -> Any:
-    """Call a method of an image that changes or reads its palette, with the one pixel in place of all."""
+    """Call a method of an image that changes or reads its palette.
+
+    Meanwhile the image has the one pixel in place of all.
+    """
     image._im = mask.one.copy()
     try:
         return method(image, *arguments)

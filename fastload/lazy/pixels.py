@@ -88,7 +88,10 @@ class ByPillow(Library):
             return image.im
 
     def compared(self, kind: type, data: bytes, pixels: NDArray[np.uint8]) -> NDArray[np.uint8]:
-        """Compare the first files' pixels with Pillow's, as RGB unless of one channel; return these if they differ."""
+        """Compare the first files' pixels with Pillow's; return these if they differ.
+
+        They are compared as RGB, unless they have one channel.
+        """
         channels = pixels.shape[2]
         if self.decodes[kind, channels] == COMPARED:
             return pixels
@@ -172,20 +175,19 @@ class Levels(File):
     """
 
     is_decoded = True
-    _whole: NDArray[np.uint8]
 
     def __init__(self, pixels: NDArray[np.uint8], library: Library) -> None:
         height, width, _ = pixels.shape
         super().__init__(pixels.reshape(-1), (width, height), library)
-        self._whole = pixels
+        self.pixels = self._whole = pixels
 
     def part(self, pending: Pending, out: NDArray[np.uint8] | None = None) -> NDArray[np.uint8]:  # noqa: D102
         if pending.target is not None or pending.all_steps:
             return super().part(pending, out)
-        return self._whole if pending.is_whole else pending.of(self._whole)
+        return self.pixels if pending.is_whole else pending.of(self.pixels)
 
     def core(self, pillow: ByPillow) -> Any:  # noqa: D102
-        return core_of(self._whole)
+        return core_of(self.pixels)
 
 
 @dataclass(slots=True)
@@ -301,7 +303,10 @@ class Pending:
 
     @property
     def is_small(self) -> bool:
-        """Whether it takes much less than the file's pixels, all of which are kept with it."""
+        """Whether it takes much less than the file's pixels.
+
+        All of these are kept with it.
+        """
         return self.file.is_decoded and 2 * math.prod(self.size) < math.prod(self.file.size)
 
     @property
@@ -428,10 +433,10 @@ class Pending:
         return (*crop, height, width, y, x, rows, columns, self.mirrored, self.flipped)
 
     def of(self, whole: NDArray[np.uint8], out: NDArray[np.uint8] | None = None) -> NDArray[np.uint8]:
-        """Do the same to the whole image's pixels, ``(H, W, C)``, but for border and steps.
+        """Do the same to the whole image's pixels, but for border and steps.
 
         Args:
-            whole: The pixels.
+            whole: The pixels, ``(H, W, C)``.
             out: Where to; it is returned then.
         """
         left, top, right, bottom = self.box

@@ -119,7 +119,10 @@ class MemoryFiles:
             return MemoryFile(_created(), None) if kept is None else kept.opened(nbytes)
 
     def _free_or_new(self, nbytes: int) -> _ReusedFile | None:
-        """Return the smallest free file that is large enough, else the largest one, resized, or a new one."""
+        """Return the smallest free file that is large enough.
+
+        If there is none, the largest one is resized, or a new one made. ``None`` if more would be kept than may be.
+        """
         self._taken += 1
         if self._taken % LOOKED_AFTER == 0:
             self._drop_unused()

@@ -1,4 +1,7 @@
-"""Make batches of a TensorDataset with one call for each tensor, where torch makes two for each of its rows."""
+"""Make batches of a TensorDataset with one call for each tensor.
+
+Torch makes two for each of its rows.
+"""
 
 from __future__ import annotations
 
@@ -50,12 +53,15 @@ class RowBatches:
         return cls(fetcher) if own and _tensors_of(fetcher.dataset, ()) is not None else None
 
     def make(self, fetch: Any, fetcher: Any, indices: Any) -> Any:
-        """Return a batch, or ``None`` if torch is to make it, or to raise its error.
+        """Make a batch.
 
         Args:
             fetch: Torch's function, which makes the first batches as well.
             fetcher: Its first argument.
             indices: What the sampler has given.
+
+        Returns:
+            The batch; ``None`` if torch is to make it, or to raise its error.
         """
         if self._differs or type(indices) is not list:
             return None
@@ -82,7 +88,11 @@ def _rows(dataset: Any, indices: list[int]) -> list[torch.Tensor] | None:
 
 
 def _tensors_of(dataset: Any, indices: Sequence[int]) -> tuple[tuple[torch.Tensor, ...], Sequence[int]] | None:
-    """The tensors of a dataset and indices of their rows; ``None`` if it has others than plain ones with small rows."""
+    """The tensors of a dataset and indices of their rows.
+
+    Returns:
+        ``None`` if it has others than plain ones with small rows.
+    """
     while type(dataset) is Subset:
         within = dataset.indices
         if "__getitems__" in vars(dataset) or type(within) not in (

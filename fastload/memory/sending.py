@@ -399,7 +399,10 @@ def _tensor(storage: Any, dtype: torch.dtype, offset: int, size: Any, stride: An
 
 
 def _alone(values: list[Any]) -> Iterator[torch.Tensor]:
-    """The tensors to which only ``values`` refer, at any depth of lists, tuples, dicts and attributes."""
+    """The tensors to which only ``values`` refer, at any depth.
+
+    They may lie in lists, tuples, dicts and attributes.
+    """
     if len(values) > _FEW and not _may_hold_tensors(values[0]):  # tokens, their dicts: the search would take longer
         return
     for value in values:
@@ -429,7 +432,11 @@ def _held(value: Any) -> list[Any] | None:
 
 
 def _attributes(value: Any) -> list[Any] | None:
-    """What an object, no tensor, has in its attributes, unless others have these, too; else ``None``."""
+    """What an object has in its attributes.
+
+    Returns:
+        ``None`` of a tensor, of an object without a ``__dict__``, and of one whose attributes others have, too.
+    """
     if not type(value).__dictoffset__ or issubclass(type(value), torch.Tensor):
         return None
     try:
@@ -440,7 +447,10 @@ def _attributes(value: Any) -> list[Any] | None:
 
 
 def _has_own_storage(tensor: torch.Tensor) -> bool:
-    """Whether only this tensor uses its memory, and the one that it is a view of, which nothing else refers to."""
+    """Whether only this tensor uses its memory.
+
+    The one that it is a view of may use it, too, if nothing else refers to that.
+    """
     storage = _storage_of_tensor(tensor)
     uses = _uses(storage)
     if uses == _USES + 1:

@@ -22,7 +22,11 @@ _LARGE: Final = 8  # of a double
 
 
 def python_now() -> bytes | None:
-    """Return the state of Python's generator in the core's layout; ``None`` if it has to be asked."""
+    """Return the state of Python's generator in the core's layout.
+
+    Returns:
+        ``None`` if the generator has to be asked.
+    """
     get: Any = random.getstate
     generator = getattr(get, "__self__", None)
     if type(generator) is not random.Random or getattr(get, "__func__", None) is not random.Random.getstate:
@@ -35,7 +39,11 @@ def python_now() -> bytes | None:
 
 
 def numpy_now() -> bytes | None:
-    """Return the state of NumPy's generator in the core's layout; ``None`` if it has to be asked."""
+    """Return the state of NumPy's generator in the core's layout.
+
+    Returns:
+        ``None`` if the generator has to be asked.
+    """
     get: Any = np.random.get_state
     generator: Any = getattr(get, "__self__", None)
     is_own = type(generator) is np.random.RandomState and getattr(get, "__name__", None) == "get_state"
@@ -68,7 +76,10 @@ def _python_words_at() -> int | None:
 
 @cache
 def _numpy_normal_at() -> int | None:
-    """Where a ``RandomState`` has whether a normal number is left, and eight bytes later the number."""
+    """Where a ``RandomState`` has whether a normal number is left.
+
+    It has the number eight bytes later.
+    """
     if not _are_addresses():
         return None
     generators: list[Any] = [np.random.RandomState(seed) for seed in range(2)]
@@ -88,7 +99,7 @@ def _numpy_normal_at() -> int | None:
 
 
 def _are_addresses() -> bool:
-    """Whether ``id()`` is an object's address, and numbers lie in memory as in the core's layout."""
+    """Whether ``id()`` is an address, and numbers are in memory as in the core's layout."""
     return sys.implementation.name == "cpython" and sys.byteorder == "little"
 
 

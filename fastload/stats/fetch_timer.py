@@ -194,9 +194,10 @@ def listen(fetcher: Any, counters: WorkerCounters) -> None:
 
 
 class TimedFetch:
-    """Replaces one fetcher's ``fetch`` in the main process; asks ``rows`` before. Holds it weakly, without a cycle.
+    """Replaces one fetcher's ``fetch`` in the main process.
 
-    Most quick batches are only timed: one of small rows takes 0.07 ms, of which all figures would be 5%.
+    It asks ``rows`` before, and holds the fetcher weakly, without a cycle. Most quick batches are only timed: one of
+    small rows takes 0.07 ms, of which all figures would be 5%.
     """
 
     __slots__ = ("_counters", "_fetcher", "_num_yielded", "_only_timed", "_rows")

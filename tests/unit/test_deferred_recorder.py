@@ -22,7 +22,7 @@ from torchvision.transforms.v2 import functional
 
 from fastload import _core
 from fastload._compare import same_bits
-from fastload.deferred import canvas, copies, functions, recorder
+from fastload.deferred import canvas, functions, recorder
 from fastload.deferred.content import Content
 from fastload.deferred.functions import Deferral
 from fastload.deferred.geometry import placed
@@ -46,6 +46,12 @@ CALLS = {
     "one of a batch": lambda x: x[None].to(torch.float64).sub(1).div_(3),
     "views of a stack": lambda x: torch.stack([x * 2, x * 2])[1] + 1,
 }
+
+
+@pytest.fixture(scope="module", autouse=True)
+def handlers():
+    """Let recorders record all that a worker's do."""
+    Deferral()
 
 
 def content(*, planar: bool = True, fills: bool = True) -> Content:
@@ -156,8 +162,6 @@ COPIES = {
 def test_copies_to_constants_are_deferred(monkeypatch, name):
     monkeypatch.setattr(canvas, "MIN_BYTES", 1)
     lazy_images.prepare()
-    canvas.install()
-    copies.install()
     call, of = COPIES[name], content()
     watching = recorder.CallRecorder()
     with watching:
@@ -186,7 +190,6 @@ def test_levels_are_split_into_planes(level):
 
 def test_lines_whose_constants_get_no_images_are_not_deferred_for_long(monkeypatch):
     monkeypatch.setattr(canvas, "MIN_BYTES", 1)
-    canvas.install()
     x = deferred(content(), single=True)
     with recorder.CallRecorder():
         made = [torch.zeros(3, SIDE, SIDE) for _ in range(canvas.TRIED_MIN + 2)]
@@ -209,7 +212,6 @@ def test_the_first_images_are_deferred_once_they_are_compared(deferral, monkeypa
 def test_images_with_constants_around_are_staged_as_levels(monkeypatch):
     monkeypatch.setattr(canvas, "MIN_BYTES", 1)
     lazy_images.prepare()
-    canvas.install()
     with recorder.CallRecorder():
         made = in_squares(deferred(content(), single=True))
     held, stager = content_to_send(made), Stager()

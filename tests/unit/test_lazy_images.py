@@ -292,7 +292,7 @@ def test_which_files_the_core_decodes():
 
 
 def described(image):
-    """What an image of one channel has, its palette included, and what NumPy makes of it."""
+    """What an image of one channel and its palette have, and NumPy's array."""
     palette = image.palette and [image.palette.mode, image.palette.rawmode, image.palette.dirty, image.palette.palette]
     return value_of([image, palette, image.getpalette(), np.array(image), np.array(image).dtype.str])
 

@@ -1,4 +1,7 @@
-"""Batches of a TensorDataset's rows equal torch's; what is not known exactly is left to torch."""
+"""Batches of a TensorDataset's rows equal torch's.
+
+What is not known exactly is left to torch.
+"""
 
 from __future__ import annotations
 

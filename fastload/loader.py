@@ -263,10 +263,14 @@ class FastLoader(LoaderConfig[T_co]):
         return state_of(self).stats(self.num_workers)
 
     def report(self) -> Report:
-        """The bottleneck of the loop that consumes this loader, with evidence and remedy; ``print`` it."""
-        from fastload.stats.diagnosis import report
+        """The bottleneck of the loop that consumes this loader, with evidence and remedy; ``print`` it.
 
-        return report(self.stats(), state_of(self).unseen(self))
+        It rests on the steady state: warm-up is left out, and said to be.
+        """
+        from fastload.stats.steady_report import report_steady
+
+        state = state_of(self)
+        return report_steady(self.stats(), state.steady, list(state.utilizations.values()), state.unseen(self))
 
     def state_dict(self) -> dict[str, Any]:
         """Return where the consumer of the newest iteration is, for :meth:`load_state_dict` in any process.

@@ -148,7 +148,8 @@ def _not_the_loader(stats: Stats, limit: Bottleneck, stall: float, waited: str) 
 
 
 def _waits_for_gil(stats: Stats, waited: str) -> Verdict:
-    again = f"the loop's thread waited {1e3 * stats.totals['gil_s']:,.1f} ms to get the GIL back when it had let go of it"
+    waits_ms = 1e3 * stats.totals["gil_s"]
+    again = f"the loop's thread waited {waits_ms:,.1f} ms to get the GIL back when it had let go of it"
     return Verdict.of(Bottleneck.GIL, again, waited)
 
 

@@ -20,6 +20,7 @@ from fastload.stats.fetch_timer import TimedFetch, WorkerCounters
 from fastload.stats.shared_counters import FIGURES, SharedCounters
 from fastload.stats.stack_sampler import SAMPLES
 from fastload.stats.stats import Places, Totals
+from fastload.stats.steady_state import BLOCK_S
 from fastload.torch_workers.processes import after_error, restart_workers
 
 if TYPE_CHECKING:
@@ -242,8 +243,12 @@ class NextData:
                 meter.fetch_s += made.split - made.began
                 meter.collate_s += made.made - made.split
                 meter.rest_s += now - made.made
-            if meter.steady is not None:
-                meter.steady.add(now - got_at, now)
+            if (steady := meter.steady) is not None:  # as its add(), without a call
+                steady.at = now
+                steady.seconds += now - got_at
+                steady.left -= 1
+                if steady.left <= 0 and steady.seconds > BLOCK_S:
+                    steady.end_block(now)
             return data
 
     def _next_data(self, iterator: Any, meter: Meter) -> Any:

@@ -1,4 +1,4 @@
-"""The report on a loader's steady state: what is left out, what is too early to say, and how the first epoch differs."""
+"""The report on a loader's steady state, with what is left out, what is too early to say, and how epochs differ."""
 
 from __future__ import annotations
 
@@ -64,9 +64,10 @@ def _left_out(now: Stats, stretch: Stretch) -> tuple[str, ...]:
     before = 0 if stretch.before is None else stretch.before.batches
     if not before:
         return ()
+    some = f"of {count(now.batches, 'batch', 'batches')},"
     if stretch.has_settled:
-        return (f"the first {count(before, 'step')} of {now.batches:,}, warm-up, are left out",)
-    return (f"the times between batches have not settled; the last {count(now.batches - before, 'step')} are judged",)
+        return (f"{some} the first {count(before, 'step')}, warm-up, are left out",)
+    return (f"{some} the last {count(now.batches - before, 'step')} are judged: their times have not settled",)
 
 
 def _without_driver(verdict: Verdict, judged: Stats) -> Verdict:
@@ -77,7 +78,9 @@ def _without_driver(verdict: Verdict, judged: Stats) -> Verdict:
     return _too_early(max(1, more), "batches came in time, and the GPU's driver has yet to say how busy it was")
 
 
-def _mostly_first_batches(verdict: Verdict, now: Stats, judged: Stats, stretch: Stretch, first: Stats | None) -> Verdict:
+def _mostly_first_batches(
+    verdict: Verdict, now: Stats, judged: Stats, stretch: Stretch, first: Stats | None
+) -> Verdict:
     """Judge nothing by the waits within epochs if those for their first batches took the time."""
     if stretch.before is not None and not stretch.before.epochs:  # the first start takes longer than others
         if first is None:

@@ -1,8 +1,8 @@
 """Find where a loop's steady state begins, and keep the statistics from there.
 
-The first steps of a run compile, search for kernels and fill queues, so they say little about the rest. The times between
-batches are summed in blocks, each with a snapshot of all counts at its start. The steady state begins with the first block
-that is like most of the latter half of the run.
+The first steps of a run compile, search for kernels and fill queues, so they say little about the rest. The times
+between batches are summed in blocks, each with a snapshot of all counts at its start. The steady state begins with the
+first block that is like most of the latter half of the run.
 """
 
 from __future__ import annotations
@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 ALIKE: Final = 1.5  # factor up to which two blocks have the same pace
 ALIKE_S: Final = 50e-6  # seconds per step that make no difference
 STEPS_MIN: Final = 4  # least steps of a block; with more workers as many as these, since they deliver in turn
+BLOCK_S: Final = 5e-3  # least length of a block: a snapshot takes some 0.1 ms
 BLOCKS_MIN: Final = 2  # blocks that a verdict needs
 BLOCKS_LONG: Final = 16  # blocks of a run that may be judged although it has not settled
 BLOCKS_MAX: Final = 32
@@ -72,6 +73,8 @@ class SteadyState:
 
     Attributes:
         at: Time of the last batch.
+        left: Number of steps until a block may end; it does once :data:`BLOCK_S` have passed, too.
+        seconds: Sum of the times between batches in this block.
         first: The statistics of the first epoch; ``None`` until it is over.
     """
 
@@ -80,8 +83,8 @@ class SteadyState:
         self._lock = threading.RLock()  # reentrant: the collector may end an iterator in a thread that holds it
         self._blocks: list[_Block] = []
         self._before, self._began = Stats(), 0.0  # of the block that is not full yet
-        self._length = self._left = STEPS_MIN
-        self._seconds = 0.0
+        self._length = self.left = STEPS_MIN
+        self.seconds = 0.0
         self._in_flight = 0
         self._epochs = 0
         self.first: Stats | None = None
@@ -92,15 +95,15 @@ class SteadyState:
         """Expect an iterator's batches from so many workers, and so many made ahead."""
         with self._lock:
             self._in_flight = in_flight
-            if not self._blocks and self._left == self._length:
-                self._length = self._left = max(STEPS_MIN, workers)
+            if not self._blocks and self.left == self._length:
+                self._length = self.left = max(STEPS_MIN, workers)
 
     def begun(self, waited_s: float) -> None:
         """Record the first batch of an epoch, and the wait for it."""
         now = time.monotonic()
         if self._epochs:
             self._stretches.append((self._epoch_began, self.at))
-            self._seconds += waited_s
+            self.seconds += waited_s
         if self._epochs == 1:
             self.first = self._snapshot()
         self._epochs += 1
@@ -109,19 +112,21 @@ class SteadyState:
     def add(self, seconds: float, now: float) -> None:
         """Record another batch and the seconds since the one before."""
         self.at = now
-        self._seconds += seconds
-        self._left -= 1
-        if self._left <= 0:
-            self._end_block(now)
+        self.seconds += seconds
+        self.left -= 1
+        if self.left <= 0 and self.seconds > BLOCK_S:
+            self.end_block(now)
 
-    def _end_block(self, now: float) -> None:
+    def end_block(self, now: float) -> None:
+        """End the block."""
         before, gil_s = self._snapshot(), gil_wait_s()
         with self._lock:
-            self._blocks.append(_Block(self._before, self._began, self._length, self._seconds, gil_s))
+            steps = self._length - self.left
+            self._blocks.append(_Block(self._before, self._began, steps, self.seconds, gil_s))
             if len(self._blocks) >= BLOCKS_MAX:
                 self._halve()
             self._before, self._began = before, now
-            self._left, self._seconds = self._length, 0.0
+            self.left, self.seconds = self._length, 0.0
 
     def _halve(self) -> None:
         """Forget the warm-up, and join blocks in pairs."""
@@ -146,10 +151,16 @@ class SteadyState:
                 begin = len(blocks) // 2
             if begin is None or len(blocks) - begin < BLOCKS_MIN:
                 missing = max(1, BLOCKS_MIN - len(blocks)) if begin is None else BLOCKS_MIN - len(blocks) + begin
-                return Stretch(None, more=(missing - 1) * self._length + self._left)
+                return Stretch(None, more=self._steps_of(missing))
             block = blocks[begin]
             gil_s = statistics.median_low([each.gil_s for each in blocks[begin:]])
             return Stretch(block.before, block.began, has_settled=has_settled, gil_s=gil_s)
+
+    def _steps_of(self, blocks: int) -> int:
+        """Number of steps until so many more blocks have ended."""
+        steps = self._length - self.left
+        quick = math.ceil((blocks * BLOCK_S - self.seconds) * steps / self.seconds) if steps and self.seconds else 0
+        return max(1, quick, (blocks - 1) * self._length + self.left)
 
     def trained(self, begin: float, end: float) -> float:
         """Share of the time between two times in which the loop trained; evaluation between epochs is not."""

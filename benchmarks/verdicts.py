@@ -1,10 +1,10 @@
 """Plant twelve bottlenecks and judge the verdicts: ``python -m benchmarks verdicts``.
 
 Each plant is a training loop with one bottleneck, whose first steps take longer, as if they compiled. Its loader is
-asked for a report after 30, 60 and 300 steps; some plants also have epochs of 8, 30 and 300 steps. A verdict is *right* if it
-names what is planted, *too early* if it names nothing, and else *wrong*. To show that there is such a bottleneck, most
-loops are also run *relieved*: the same in all else, with that one thing made light. A plant whose relieved loop is no
-faster would prove nothing, so that is reported as well.
+asked for a report after 30, 60 and 300 steps; some plants also have epochs of 8, 30 and 300 steps. A verdict is *right*
+if it names what is planted, *too early* if it names nothing, and else *wrong*. To show that there is such a bottleneck,
+most loops are also run *relieved*: the same in all else, with that one thing made light. A plant whose relieved loop is
+no faster would prove nothing, so that is reported as well.
 
 Without a CUDA device those that need one are left out. Without ``nvidia-ml-py`` the loop's own code is not told from
 the model, so the verdict on a loop that leaves the GPU idle is the one on any step that takes long.

@@ -76,12 +76,12 @@ class Utilization:
         self._has_samples = True
         self._due = 0.0
         self._looked_at = 0.0
-        self._seen = -1  # time of the last sample, by the driver's clock
+        self._seen = self._seen_process = -1  # times of the last samples, by the driver's clock
         self._new: deque[_Sample] = deque(maxlen=_KEPT)  # since the last batch
         self._samples: deque[_Sample] = deque(maxlen=_KEPT)
         self._sums = Totals()
-        self._shares: deque[tuple[float, dict[int, float]]] = deque(maxlen=_KEPT)  # of each process, and when
-        self._processes = 0
+        self._shares: deque[tuple[float, int, float]] = deque(maxlen=_KEPT)  # when, which process, and its share
+        self._processes, self._is_listed = 0, False  # how many use the device, and whether as this one is called here
 
     def look(self, between_s: float, *, at_once: bool = False) -> None:
         """Take new samples, if the last look was a second ago or ``at_once``.
@@ -153,17 +153,17 @@ class Utilization:
     def _read_processes(self, nvml: Any, handle: Any, now: float, wall: float) -> None:
         """Record which processes ran kernels since the last look, where the driver says so."""
         try:
-            self._processes = len(nvml.nvmlDeviceGetComputeRunningProcesses(handle))
-            since_us = int((wall - (now - self._looked_at)) * 1e6) if self._looked_at else 0
-            found = nvml.nvmlDeviceGetProcessUtilization(handle, since_us)
+            running = [int(each.pid) for each in nvml.nvmlDeviceGetComputeRunningProcesses(handle)]
+            self._processes, self._is_listed = len(running), os.getpid() in running
+            found = nvml.nvmlDeviceGetProcessUtilization(handle, max(0, self._seen_process))
         except Exception:  # noqa: BLE001 - not on all devices, and an error if none ran
             return
-        by_time: dict[int, dict[int, float]] = {}
+        known = self._seen_process
         for each in found:
-            if since_us < int(each.timeStamp) <= (wall + _AHEAD_S) * 1e6:
-                by_time.setdefault(int(each.timeStamp), {})[int(each.pid)] = min(100, int(each.smUtil)) / 100
-        for stamp, shares in by_time.items():
-            self._shares.append((now - (wall - stamp * 1e-6), shares))
+            when = now - (wall - int(each.timeStamp) * 1e-6)
+            if known < int(each.timeStamp) and when <= now + _AHEAD_S:
+                self._shares.append((when, int(each.pid), min(100, int(each.smUtil)) / 100))
+                self._seen_process = max(self._seen_process, int(each.timeStamp))
 
     def totals(self) -> Totals:
         """Samples over all epochs: their number, and the sum of their busy shares."""
@@ -171,26 +171,24 @@ class Utilization:
 
     def since(self, began: float) -> Seen:
         """What the driver says about the training since then."""
-        is_told = not self._is_blind
+        is_told, (others, programs) = not self._is_blind, self._others(began)
         taken = [sample.busy for sample in self._samples.copy() if sample.began >= began]
         if len(taken) < SAMPLES_MIN or not self._sums["gpu:busy"]:  # a driver that always says 0 says nothing
-            return Seen(None, is_told=is_told)
-        others, programs = self._others(began)
+            return Seen(None, is_told, others, programs)
         return Seen(sum(taken) / len(taken), is_told, others, programs)
 
     def _others(self, began: float) -> tuple[float, int]:
         """The least share of other programs, and how many there may be."""
-        until = self._steady.at
-        looks = [shares for when, shares in self._shares.copy() if began <= when <= until + EVERY_S]
-        by_process: dict[int, float] = {}
-        for process, share in (each for shares in looks for each in shares.items() if each[1] > 0):
-            by_process[process] = by_process.get(process, 0.0) + share / len(looks)
-        if by_process.pop(os.getpid(), None) is not None:
-            return sum(by_process.values()), 1
-        if not by_process:
-            return 0.0, max(1, self._processes)
+        until, of_process = self._steady.at + EVERY_S, dict[int, list[float]]()
+        for when, process, share in self._shares.copy():
+            if began <= when <= until and share > 0:
+                of_process.setdefault(process, []).append(share)
+        looks = max(map(len, of_process.values()), default=0)  # a process that was idle then may be left out
+        shares = {process: sum(found) / looks for process, found in of_process.items()}
+        if shares.pop(os.getpid(), None) is not None or (shares and self._is_listed):
+            return sum(shares.values()), 1
         # In a container processes have other numbers: this one's share is at most the largest.
-        return sum(by_process.values()) - max(by_process.values()), max(len(by_process), self._processes)
+        return sum(shares.values()) - max(shares.values(), default=0.0), max(1, len(shares), self._processes)
 
 
 @functools.cache

@@ -29,6 +29,7 @@ BLOCKS_MIN: Final = 2  # blocks that a verdict needs
 BLOCKS_LONG: Final = 16  # blocks of a run that may be judged although it has not settled
 BLOCKS_MAX: Final = 32
 _STRETCHES: Final = 512
+_NAP_S: Final = 2e-4  # in which a thread that waits for the GIL wakes and takes it
 
 
 @dataclass(slots=True)
@@ -209,8 +210,8 @@ def _alike(pace_s: float, usual_s: float) -> bool:
 def gil_wait_s() -> float:
     """Let go of the GIL once and return how long it took to get it back, without waits for a core."""
     queued, began = _queued_s(), time.monotonic()
-    time.sleep(0)
-    return max(0.0, time.monotonic() - began - (_queued_s() - queued))
+    time.sleep(_NAP_S)
+    return max(0.0, time.monotonic() - began - _NAP_S - (_queued_s() - queued))
 
 
 def holds_gil(wait_s: float) -> bool:

@@ -37,7 +37,7 @@ class Driver:
         self.rate = 40
         self.asked = 0
         self.shares = []  # of processes: when, which, and per cent
-        self.running = 1
+        self.running = [7]
 
     def nvmlInit(self):
         pass
@@ -60,7 +60,7 @@ class Driver:
         return 1, found
 
     def nvmlDeviceGetComputeRunningProcesses(self, handle):
-        return [None] * self.running
+        return [SimpleNamespace(pid=pid) for pid in self.running]
 
     def nvmlDeviceGetProcessUtilization(self, handle, after):
         found = [
@@ -213,20 +213,22 @@ def test_a_rate_stands_in_for_samples_where_steps_are_short(training, driver):
 @pytest.mark.parametrize(
     ("shares", "running", "others", "programs"),
     [
-        ({"own": 90}, 3, 0.0, 1),
-        ({"own": 50, 7: 45}, 2, 0.45, 1),
-        ({7: 95}, 1, 0.0, 1),  # ours, whose number is another in a container
-        ({7: 95}, 2, 0.0, 2),
-        ({7: 60, 8: 35}, 2, 0.35, 2),
-        ({}, 2, 0.0, 2),
-        ({}, 1, 0.0, 1),
+        ({"own": 90}, [7, 8, os.getpid()], 0.0, 1),
+        ({"own": 50, 7: 45}, [7, os.getpid()], 0.45, 1),
+        ({7: 95}, [7, os.getpid()], 0.95, 1),
+        ({7: 95}, [7], 0.0, 1),  # ours, whose number is another in a container
+        ({7: 95}, [7, 8], 0.0, 2),
+        ({7: 60, 8: 35}, [7, 8], 0.35, 2),
+        ({}, [7, 8], 0.0, 2),
+        ({}, [7], 0.0, 1),
     ],
 )
 def test_other_programs_are_told_from_this_one(training, driver, shares, running, others, programs):
     driver.running = running
     for second in range(4):
         for pid, share in shares.items():
-            driver.shares.append((int((WALL + 100.5 + second) * 1e6), os.getpid() if pid == "own" else pid, share))
+            when = int((WALL + 100.5 + second) * 1e6) + len(driver.shares)  # not quite at the same time
+            driver.shares.append((when, os.getpid() if pid == "own" else pid, share))
     training.epoch(400, busy=95)
     training.gpu.look(SHORT, at_once=True)
     assert training.gpu.since(0.0) == Seen(pytest.approx(0.95), True, pytest.approx(others), programs)

@@ -253,7 +253,7 @@ class Plant:
 def plants(device: torch.device, *, quick: bool) -> dict[str, Plant]:
     """All of them, for ``device``."""
     gpu = device.type == "cuda"
-    heavy, some = ((60, 2048), (4, 2048)) if gpu else ((4, 512), (1, 512))
+    heavy, some = ((60, 2048), (4, 2048)) if gpu else ((16, 512), (1, 512))
     model, loops_own = Bottleneck.STEP, Bottleneck.STEP
     if gpu:
         model, loops_own = Bottleneck.GPU, Bottleneck.LOOP if tells_utilization() else Bottleneck.STEP
@@ -309,7 +309,7 @@ def plants(device: torch.device, *, quick: bool) -> dict[str, Plant]:
         "synchronizing loop": Plant(
             (loops_own,), given(light), model=some, then=ask_for_numbers if gpu else sleep, epochs=lengths
         ),
-        "GIL-bound main thread": Plant((Bottleneck.GIL,), given(light), model=some, beside=computing_thread),
+        "GIL-bound main thread": Plant((Bottleneck.GIL, loops_own), given(light), model=some, beside=computing_thread),
         "tiny batches": Plant(
             (loops_own,), given(Ready(torch.zeros(4))), then=launch_much, arguments={"batch_size": 2, "num_workers": 2}
         ),

@@ -134,7 +134,7 @@ class SteadyState:
         blocks = self._blocks[self._settled() or 0 :]
         if len(blocks) > BLOCKS_LONG:
             blocks = [
-                _Block(a.before, a.began, a.steps + b.steps, a.seconds + b.seconds, min(a.gil_s, b.gil_s))
+                _Block(a.before, a.began, a.steps + b.steps, a.seconds + b.seconds, (a.gil_s + b.gil_s) / 2)
                 for a, b in zip(blocks[::2], blocks[1::2], strict=False)
             ]
             self._length *= 2
@@ -154,7 +154,9 @@ class SteadyState:
                 missing = max(1, BLOCKS_MIN - len(blocks)) if begin is None else BLOCKS_MIN - len(blocks) + begin
                 return Stretch(None, more=self._steps_of(missing))
             block = blocks[begin]
-            gil_s = statistics.median_low([each.gil_s for each in blocks[begin:]])
+            waits_s = [each.gil_s for each in blocks[begin:]]
+            often = sum(map(holds_gil, waits_s)) > 1  # once may be by chance
+            gil_s = statistics.mean(waits_s) if often else min(waits_s)
             return Stretch(block.before, block.began, has_settled=has_settled, gil_s=gil_s)
 
     def _steps_of(self, blocks: int) -> int:
@@ -186,8 +188,11 @@ def settled(paces: Sequence[float], backlog: int) -> int | None:
     if len(paces) < BLOCKS_MIN:
         return None
     usual = statistics.median(paces[len(paces) // 2 :])
-    if not _alike(statistics.median(paces[-3 if len(paces) >= BLOCKS_LONG else -1 :]), usual):
-        return None
+    if not _alike(paces[-1], usual):
+        recent = statistics.median(paces[-3:])  # one slow block is a pause, but a quick one the end of a warm-up
+        is_pause = len(paces) >= BLOCKS_LONG or (len(paces) > 3 and paces[-1] > usual)
+        if not (is_pause and _alike(recent, usual)):
+            return None
 
     def is_steady(index: int) -> bool:  # a single odd block, as with a pause, does not matter
         return _alike(paces[index], usual) and _alike(statistics.median(paces[index : index + 3]), usual)
@@ -215,8 +220,11 @@ def gil_wait_s() -> float:
 
 
 def holds_gil(wait_s: float) -> bool:
-    """Whether so long a wait for the GIL means that another thread computes in Python all the time."""
-    return wait_s >= 0.5 * sys.getswitchinterval()
+    """Whether waits for the GIL of this mean length say that another thread computes in Python.
+
+    Each takes the switch interval if that thread runs just then, which it may not where cores are scarce.
+    """
+    return wait_s >= 0.25 * sys.getswitchinterval()
 
 
 def _queued_s() -> float:

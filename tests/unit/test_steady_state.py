@@ -189,9 +189,30 @@ def test_waits_for_first_batches_take_no_blame_from_the_loader(monkeypatch):
     assert "persistent_workers=True" in said.remedy
 
 
+def test_waits_for_first_batches_are_part_of_the_pace_of_later_epochs(monkeypatch):
+    """Between them batches come at once, and how soon varies."""
+    loop = Loop(monkeypatch, workers=8, in_flight=18)
+    for number in range(6):
+        loop.epoch([5e-3 if number % 2 else 1e-3] * 7, first=0.5)
+    assert loop.left_out() is not None
+
+
 def test_a_long_start_of_the_only_epoch_is_no_such_wait(loop):
     loop.epoch([0.01] * 30, waits=0.0, first=10.0)
     assert loop.report().verdict.bottleneck is Bottleneck.STEP
+
+
+@pytest.mark.parametrize("last", [4.0, 0.02])
+def test_a_slow_last_block_is_a_pause_but_a_quick_one_the_end_of_a_warm_up(loop, last):
+    loop.epoch([QUICK] * 16 + [last] * 4)
+    assert loop.left_out() == (0 if last > QUICK else None)
+
+
+@pytest.mark.parametrize(("waits_s", "said"), [([5e-3, 1e-4, 1e-4] * 27, Bottleneck.GIL), ([1e-4, 5e-3], None)])
+def test_a_thread_that_holds_the_gil_now_and_then_is_seen_but_once_may_be_chance(loop, waits_s, said):
+    for loop.gil_s in waits_s:
+        loop.epoch([QUICK] * 4, waits=0.0)
+    assert loop.report().verdict.bottleneck is (said or Bottleneck.STEP)
 
 
 @pytest.mark.parametrize(("gil_s", "said"), [(5e-3, Bottleneck.GIL), (1e-4, Bottleneck.STEP)])

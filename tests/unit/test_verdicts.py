@@ -23,7 +23,6 @@ CPU = torch.device("cpu")
 @pytest.mark.parametrize(("told", "loops_own"), [(True, Bottleneck.LOOP), (False, Bottleneck.STEP)])
 def test_there_are_twelve_and_three_are_the_loops_own(monkeypatch, told, loops_own):
     monkeypatch.setattr(verdicts, "tells_utilization", lambda: told)
-    monkeypatch.setattr(verdicts, "Batches", lambda batch: None)
     made = plants(torch.device("cuda"), quick=False)
     expected = [plant.expected for plant in made.values()]
     assert len(expected) == 12

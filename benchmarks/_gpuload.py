@@ -10,7 +10,12 @@ import torch
 
 def _serve(device: str) -> None:
     closed = threading.Event()
-    threading.Thread(target=lambda: (sys.stdin.read(), closed.set()), daemon=True).start()
+
+    def wait() -> None:
+        sys.stdin.read()
+        closed.set()
+
+    threading.Thread(target=wait, daemon=True).start()
     square = torch.randn(4096, 4096, device=device) / 64
     torch.cuda.synchronize()
     print("ready", flush=True)  # noqa: T201 - the protocol

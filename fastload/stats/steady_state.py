@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 ALIKE: Final = 1.5  # factor up to which two blocks have the same pace
 ALIKE_S: Final = 50e-6  # seconds per step that make no difference
 STEPS_MIN: Final = 4  # least steps of a block; with more workers as many as these, since they deliver in turn
-BLOCK_S: Final = 5e-3  # least length of a block: a snapshot takes some 0.1 ms
+BLOCK_S: Final = 20e-3  # least length of a block: its end takes some 0.5 ms
 BLOCKS_MIN: Final = 2  # blocks that a verdict needs
 BLOCKS_LONG: Final = 16  # blocks of a run that may be judged although it has not settled
 BLOCKS_MAX: Final = 32

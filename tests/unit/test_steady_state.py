@@ -158,8 +158,8 @@ def test_a_long_run_keeps_few_snapshots_and_its_warm_up_out(loop):
 def test_quick_steps_do_without_snapshots_most_of_the_time(loop):
     taken = []
     loop.steady._snapshot = lambda: taken.append(1) or make_stats(loop.counts.copy())
-    loop.epoch([1e-4] * 400)
-    assert len(taken) <= 400 * 1e-4 / steady_state.BLOCK_S
+    loop.epoch([1e-4] * 1000)
+    assert len(taken) <= 1000 * 1e-4 / steady_state.BLOCK_S
     assert loop.steady.stretch().before is not None
 
 
@@ -193,7 +193,7 @@ def test_waits_for_first_batches_are_part_of_the_pace_of_later_epochs(monkeypatc
     """Between them batches come at once, and how soon varies."""
     loop = Loop(monkeypatch, workers=8, in_flight=18)
     for number in range(6):
-        loop.epoch([5e-3 if number % 2 else 1e-3] * 7, first=0.5)
+        loop.epoch([0.01 * 8 ** (number % 2)] * 7, first=4.0)
     assert loop.left_out() is not None
 
 

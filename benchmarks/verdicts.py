@@ -166,8 +166,7 @@ class SlowAtFirst(Ready):
     def __init__(self, sample: torch.Tensor, seconds: float) -> None:
         super().__init__(sample)
         self._seconds = seconds
-        self.is_first: Any = torch.ones(1)
-        self.is_first.share_memory_()
+        self.is_first: torch.Tensor = torch.ones(1).share_memory_()  # type: ignore[no-untyped-call]
 
     def __getitem__(self, index: int) -> Any:
         if self.is_first:

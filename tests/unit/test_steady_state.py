@@ -10,6 +10,7 @@ import pytest
 
 from fastload.stats import meter as meter_module
 from fastload.stats import steady_state
+from fastload.stats.gpu_utilization import Seen
 from fastload.stats.meter import Meter
 from fastload.stats.stats import Totals, make_stats
 from fastload.stats.steady_report import report_steady
@@ -187,6 +188,57 @@ def test_waits_for_first_batches_take_no_blame_from_the_loader(monkeypatch):
     assert said.bottleneck is None
     assert said.evidence[0] == "the training loop waited for the first batches of its epochs 88% of the time"
     assert "persistent_workers=True" in said.remedy
+
+
+class Driver:
+    """Stands for the utilization of a device."""
+
+    def __init__(self, seen):
+        self.seen = seen
+        self.asked = []
+
+    def look(self, between_s, *, at_once):
+        self.asked.append((between_s, at_once))
+
+    def since(self, began):
+        self.asked.append(began)
+        return self.seen
+
+
+def on_a_gpu(loop, steps, step_s=QUICK, waits=0.0):
+    """Add steps whose batches a device has copied and timed."""
+    loop.epoch([step_s] * steps, waits=waits)
+    loop.counts.add({"device:copies": steps, "device:steps": steps, "device:total_s": steps * step_s})
+
+
+@pytest.mark.parametrize(
+    ("seen", "said"),
+    [
+        (Seen(0.97, is_told=True), Bottleneck.GPU),
+        (Seen(0.09, is_told=True), Bottleneck.LOOP),
+        (Seen(0.97, True, others=0.4), Bottleneck.SHARED),
+        (Seen(0.97, True, programs=2), None),
+        (Seen(None, is_told=False), Bottleneck.STEP),
+    ],
+)
+def test_the_driver_is_asked_about_the_stretch_that_is_judged(loop, seen, said):
+    loop.epoch([SLOW] * 8)
+    on_a_gpu(loop, 40)
+    driver = Driver(seen)
+    report = loop.report(Driver(Seen(0.5)), driver)  # that of another device, which was used before
+    assert report.verdict.bottleneck is said
+    assert report.stats.gpu_utilization == seen.busy
+    stretch = loop.steady.stretch()
+    assert driver.asked == [(pytest.approx(12 / 48), True), stretch.began]
+    assert stretch.began > 108.0
+
+
+@pytest.mark.parametrize(("step_s", "said"), [(QUICK, None), (10 * QUICK, Bottleneck.STEP)])
+def test_a_driver_that_has_yet_to_tell_is_waited_for_but_not_for_long(loop, step_s, said):
+    on_a_gpu(loop, 12, step_s)
+    verdict = loop.report(Driver(Seen(None, is_told=True))).verdict
+    assert verdict.bottleneck is said
+    assert ("too early: 10 more steps" in verdict.evidence) is (said is None)
 
 
 def test_waits_for_first_batches_are_part_of_the_pace_of_later_epochs(monkeypatch):

@@ -31,6 +31,7 @@ _READ: Final = (Bottleneck.STORAGE, Bottleneck.DECODE, Bottleneck.PYTHON)
 _MADE: Final = (*_READ, Bottleneck.COLLATE)
 _BY_GIL: Final = (Bottleneck.COLLATE, Bottleneck.PIN)  # what threads of this process do
 _PYTHON_MIN: Final = 0.02  # share of samples made in Python that is worth a remedy
+_TAKING: Final = "free cores for the training process, or put less into a batch (bytes, Python objects)"
 _CONVERT: Final = "convert those files to JPEG; print(loader.plan) says what is decoded natively"
 _EITHER: Final = (
     "nothing to gain in the loader: whether the GPU takes the time or the loop's own code, fastload profile tells, and "
@@ -104,6 +105,9 @@ def _verdict(stats: Stats, shares: Mapping[Bottleneck, float]) -> Verdict:
         reading = sum(shares.get(each, 0.0) for each in _READ)
         unknown = f"{reading:.0%} of that while samples were read; no fetch has been sampled yet"
         return Verdict(None, (waited, unknown), "ask again after a few more batches")
+    if which is Bottleneck.COLLATE and _were_ready(stats):
+        ready = f"although {stats.ready_mean:.1f} batches were ready when it asked, on average"
+        return Verdict(None, (waited, ready), _TAKING)
     evidence = [waited, f"{shares[which]:.0%} of that {_meanwhile(stats, which)}"]
     if stats.python_images and which in (Bottleneck.DECODE, Bottleneck.PYTHON):
         evidence.append(_made_in_python(stats))
@@ -145,6 +149,12 @@ def _not_the_loader(stats: Stats, limit: Bottleneck, stall: float, waited: str) 
     if stall >= STALL_MIN:
         why = "the loop leaves it idle for longer than the loader does"
     return Verdict.of(limit, waited, ran, why, *spare)
+
+
+def _were_ready(stats: Stats) -> bool:
+    """Whether the loop waited for batches that all workers had made, so that it is slow to take them."""
+    mostly = stats.waited_for.get("hand-over", 0.0) > 0.5 * stats.batch_wait_s
+    return mostly and 0 < stats.workers <= stats.ready_mean
 
 
 def _waits_for_gil(stats: Stats, waited: str) -> Verdict:

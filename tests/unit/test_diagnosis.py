@@ -240,6 +240,14 @@ def test_a_loop_that_leaves_the_gpu_idle_does_so_beside_others_too():
     assert report(figures).verdict.bottleneck is Bottleneck.LOOP
 
 
+@pytest.mark.parametrize(("ready", "bottleneck"), [(4.0, None), (0.5, Bottleneck.COLLATE)])
+def test_a_loop_that_is_slow_to_take_what_is_ready_is_not_said_to_wait_for_workers(ready, bottleneck):
+    figures = replace(stats(hand_over=30, made_ms=(1, 1)), ready_mean=ready)
+    verdict = report(figures).verdict
+    assert verdict.bottleneck is bottleneck
+    assert ("although 4.0 batches were ready when it asked, on average" in verdict.evidence) is (bottleneck is None)
+
+
 @pytest.mark.parametrize(
     ("waits", "bottleneck"),
     [

@@ -327,9 +327,8 @@ BENCHMARKS: Final[Table] = {
     "verdicts": _benchmark(
         "verdicts",
         "whether the verdict names bottlenecks that are planted",
-        number("--seconds", "length of each loop (default: 8; if quick: 3, 2 on a CPU)", kind=positive),
         option("--device", default="auto", help="device to train on: auto, cpu, cuda"),
-        _only("--plant"),
+        _only("--only"),
         data=False,
     ),
 }

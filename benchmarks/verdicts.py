@@ -1,10 +1,10 @@
-"""Plant twelve bottlenecks and compare the verdicts: ``python -m benchmarks verdicts``.
+"""Plant twelve bottlenecks and judge the verdicts: ``python -m benchmarks verdicts``.
 
-Each plant is a training loop with one bottleneck: samples that come from a slow store, large JPEG files, on threads and
-on the GPU, CMYK files among others, a tokenizer in plain Python, large samples to stack, copies from pageable memory,
-float32 across the link, a large model, a loop that sleeps, prints or asks the GPU for numbers in every step. To show
-that it is, each loop is also run *relieved*: the same in all else, with that one thing made light. A plant whose
-relieved loop is no faster would prove nothing, so that is reported as well.
+Each plant is a training loop with one bottleneck, whose first steps take longer, as if they compiled. Its loader is
+asked for a report after 30, 60 and 300 steps; some plants also have epochs of 8, 30 and 300 steps. A verdict is *right*
+if it names what is planted, *too early* if it names nothing, and else *wrong*. To show that there is such a bottleneck,
+most loops are also run *relieved*: the same in all else, with that one thing made light. A plant whose relieved loop is
+no faster would prove nothing, so that is reported as well.
 
 Without a CUDA device those that need one are left out. Without ``nvidia-ml-py`` the loop's own code is not told from
 the model, so the verdict on a loop that leaves the GPU idle is the one on any step that takes long.
@@ -16,34 +16,35 @@ import argparse
 import contextlib
 import importlib.util
 import io
-import os
-import statistics
 import tempfile
+import threading
 import time
-from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Final, TypeAlias
+from typing import Any, Final
 
 import numpy as np
 import torch
 from torch.utils.data import Dataset
 
-from benchmarks import _slowstore
+from benchmarks import _gpuload, _slowstore
 from benchmarks._checkout import served
 from fastload import FastLoader
 from fastload._arguments import UsageError, check_names
 from fastload._machine import usable_cpus
-from fastload.bench._data import ENDLESS, EndlessDraws
 from fastload.measurement.console import console
 from fastload.measurement.record import environment, save
 from fastload.stats.diagnosis import Report
 from fastload.stats.verdict import Bottleneck
 
 SIDE: Final = 128
-LARGE_SIDE: Final = 2048
 RELIEVED_MIN: Final = 1.1  # least speed-up of the relieved loop with which the plant counts as the bottleneck
-PAIRS: Final = 3  # runs of each loop with its plant and without; the verdict is that of the first one
+STEPS: Final = (30, 60, 300)  # after which a report is asked for
+QUICK_STEPS: Final = (30, 60)
+EPOCHS: Final = (8, 30, 300)  # lengths of epochs
+WARM_STEPS: Final = 5
+WARM_S: Final = 0.2  # by which each of the first steps is longer
 
 
 class Endless(Dataset[Any]):
@@ -73,17 +74,16 @@ class Stored(Endless):
         return pixels.view(3, SIDE, SIDE), index % 10
 
 
-def picture(side: int, mode: str = "RGB", *, smooth: bool = False) -> bytes:
-    """A picture with some detail, or smooth, as a JPEG file."""
+def picture(side: int) -> bytes:
+    """A picture with some detail as a JPEG file."""
     from PIL import Image
 
     generator = np.random.default_rng(0)
-    cells, noise = (2, 0) if smooth else (side // 16, 16)
-    coarse = generator.integers(0, 256, (cells, cells, 3), dtype=np.uint8)
+    coarse = generator.integers(0, 256, (side // 16, side // 16, 3), dtype=np.uint8)
     base = np.asarray(Image.fromarray(coarse).resize((side, side), Image.Resampling.BICUBIC), dtype=np.int16)
-    noisy = np.clip(base + generator.integers(-noise, noise + 1, base.shape), 0, 255).astype(np.uint8)
+    noisy = np.clip(base + generator.integers(-16, 17, base.shape), 0, 255).astype(np.uint8)
     file = io.BytesIO()
-    Image.fromarray(noisy).convert(mode).save(file, "jpeg", quality=90)
+    Image.fromarray(noisy).save(file, "jpeg", quality=90)
     return file.getvalue()
 
 
@@ -123,19 +123,6 @@ class Texts(Endless):
         return torch.tensor(tokens[:512]), index % 10
 
 
-@contextlib.contextmanager
-def folder_of(files: Iterable[bytes], *steps: Any) -> Iterator[Dataset[Any]]:
-    """JPEG files in a folder."""
-    from torchvision import transforms
-    from torchvision.datasets import ImageFolder
-
-    with tempfile.TemporaryDirectory(prefix="fastload-verdicts-") as folder:
-        (there := Path(folder, "of-one-class")).mkdir()
-        for number, content in enumerate(files):
-            (there / f"{number}.jpeg").write_bytes(content)
-        yield ImageFolder(folder, transforms.Compose(steps))
-
-
 class Ready(Endless):
     """Tensors that only have to be stacked."""
 
@@ -173,148 +160,164 @@ class Model:
         return activation
 
 
-def sleep(result: torch.Tensor, took_s: float) -> None:
-    """Leave the GPU idle for at least a third of the time, whatever its speed."""
-    time.sleep(max(0.1, took_s / 2))
+class SlowAtFirst(Ready):
+    """Samples that take long to read until their first epoch is over."""
+
+    def __init__(self, sample: torch.Tensor, seconds: float) -> None:
+        super().__init__(sample)
+        self._seconds = seconds
+        self.is_first: torch.Tensor = torch.ones(1).share_memory_()  # type: ignore[no-untyped-call]
+
+    def __getitem__(self, index: int) -> Any:
+        if self.is_first:
+            time.sleep(self._seconds)
+        return super().__getitem__(index)
 
 
-def ask_for_numbers(result: torch.Tensor, took_s: float) -> None:
+def sleep(result: torch.Tensor) -> None:
+    """Leave the GPU idle for most of the time."""
+    time.sleep(0.02)
+
+
+def ask_for_numbers(result: torch.Tensor) -> None:
     """Log many figures one by one, as some training loops do."""
-    for _ in range(32):
+    for _ in range(8):
         for row in result[:64]:
             row.sum().item()
 
 
-def print_much(result: torch.Tensor, took_s: float) -> None:
-    """Print large tensors, as a loop with forgotten debug output does."""
-    with open(os.devnull, "w") as nowhere:
-        for _ in range(200):
-            nowhere.write(repr(result))
+def launch_much(result: torch.Tensor) -> None:
+    """Launch many small kernels, each of them after much Python."""
+    row = result[:1, :64]
+    for _ in range(300):
+        row = row.view(8, 8).t().reshape(1, 64) + 0.0
+        sum(range(300))
 
 
-class AndThen:
-    """A step after which the loop waits for the result and works on the host."""
+@contextlib.contextmanager
+def computing_thread() -> Iterator[None]:
+    """A thread beside the loop that computes in Python."""
+    stop = threading.Event()
 
-    def __init__(self, model: Model, then: Callable[[torch.Tensor, float], None]) -> None:
-        self._model = model
-        self._then = then
+    def compute() -> None:
+        while not stop.is_set():
+            sum(range(1000))
 
-    def __call__(self, batch: Any) -> None:
-        """One step."""
-        began = time.monotonic()
-        result = self._model(batch)
-        if result.is_cuda:
-            torch.cuda.synchronize()
-        self._then(result, time.monotonic() - began)
+    thread = threading.Thread(target=compute, daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        stop.set()
+        thread.join()
 
 
-Opened: TypeAlias = "contextlib.AbstractContextManager[tuple[FastLoader[Any], Callable[[Any], Any]]]"
+def other_program() -> contextlib.AbstractContextManager[Any]:
+    """Another program that keeps the GPU busy."""
+    return served(_gpuload.__file__, "cuda")
 
 
 @dataclass(frozen=True)
 class Plant:
-    """One bottleneck."""
+    """One bottleneck.
 
-    expected: Bottleneck  # bottleneck that the verdict has to name
-    planted: Callable[[], Opened]  # function that opens the loop with the bottleneck: a loader and a step
-    relieved: Callable[[], Opened]  # function that opens the loop without it
-    needs_gpu: bool = False  # whether there is no such bottleneck without a GPU
-    evidence: str = ""  # words that the report has to contain, where another limit has the same name
+    Attributes:
+        expected: Bottlenecks of which the verdict has to name one.
+        dataset: Opens the dataset.
+        relieved: Opens one without the bottleneck, or is the step without it; ``None`` if there is no such loop.
+        model: Number of matrix products in a step, and their side.
+        then: What the loop does after each step, once the GPU has finished it.
+        between: What the program does between two epochs.
+        beside: What else runs.
+        arguments: The loader's.
+        epoch: Steps of an epoch, if there are several.
+        epochs: Lengths of epochs of which each is tried as well.
+        needs_gpu: Whether there is no such bottleneck without a GPU.
+        evidence: Words that a right report has to contain after all steps.
+    """
+
+    expected: tuple[Bottleneck, ...]
+    dataset: Callable[[], contextlib.AbstractContextManager[Dataset[Any]]]
+    relieved: Callable[[], contextlib.AbstractContextManager[Dataset[Any]]] | None = None
+    model: tuple[int, int] = (0, 64)
+    then: Callable[[torch.Tensor], None] | None = None
+    between: Callable[[Dataset[Any]], None] = lambda dataset: None
+    beside: Callable[[], contextlib.AbstractContextManager[Any]] = contextlib.nullcontext
+    arguments: Mapping[str, Any] = field(default_factory=dict)
+    epoch: int | None = None
+    epochs: tuple[int, ...] = ()
+    needs_gpu: bool = False
+    evidence: str = ""
 
 
 def plants(device: torch.device, *, quick: bool) -> dict[str, Plant]:
     """All of them, for ``device``."""
-    from torchvision import transforms
-
-    workers = 2 if quick else max(2, min(8, usable_cpus() - 1))
     gpu = device.type == "cuda"
-    batch_size = 16 if quick else 64
-    light_step, heavy_step = (0, 64), (300 if quick else 600, 2048) if gpu else (12, 1024)
-    some_step = (60, 2048) if gpu else light_step
-    if not gpu:
-        model, loops_own = Bottleneck.STEP, Bottleneck.STEP
-    else:
+    heavy, some = ((60, 2048), (4, 2048)) if gpu else ((16, 512), (1, 512))
+    model, loops_own = Bottleneck.STEP, Bottleneck.STEP
+    if gpu:
         model, loops_own = Bottleneck.GPU, Bottleneck.LOOP if tells_utilization() else Bottleneck.STEP
+    shared = Bottleneck.SHARED if tells_utilization() else Bottleneck.STEP
+
+    def given(dataset: Dataset[Any]) -> Callable[[], contextlib.AbstractContextManager[Dataset[Any]]]:
+        return lambda: contextlib.nullcontext(dataset)
 
     @contextlib.contextmanager
-    def loop(
-        dataset: Dataset[Any],
-        step: tuple[int, int] = light_step,
-        then: Callable[[torch.Tensor, float], None] | None = None,
-        **arguments: Any,
-    ) -> Iterator[tuple[FastLoader[Any], Callable[[Any], Any]]]:
-        given: dict[str, Any] = {"batch_size": batch_size, "num_workers": workers, "device": device, **arguments}
-        with FastLoader(dataset, **given) as loader:
-            made = Model(device, *step)
-            yield loader, made if then is None else AndThen(made, then)
+    def stored(bytes_per_s: float) -> Iterator[Dataset[Any]]:
+        with slow_store(3 * SIDE * SIDE, bytes_per_s) as store:
+            yield Stored(store)
 
-    @contextlib.contextmanager
-    def stored(bytes_per_s: float) -> Iterator[tuple[FastLoader[Any], Callable[[Any], Any]]]:
-        with slow_store(3 * SIDE * SIDE, bytes_per_s) as store, loop(Stored(store)) as opened:
-            yield opened
-
-    @contextlib.contextmanager
-    def natively(
-        *steps: Any, tenth: bytes | None = None, others: bytes = picture(32), **arguments: Any
-    ) -> Iterator[tuple[FastLoader[Any], Callable[[Any], Any]]]:
-        given: dict[str, Any] = {"batch_size": 48, "num_workers": 2, "device": "cpu", "engine": "native", **arguments}
-        with (
-            folder_of([tenth or others, *[others] * 9] * 6, *steps) as dataset,
-            FastLoader(dataset, sampler=EndlessDraws(range(60), ENDLESS), **given) as loader,
-        ):
-            yield loader, Model(torch.device(given["device"]), *light_step)
-
-    def in_memory(dtype: torch.dtype, *, pinned: bool) -> Dataset[Any]:
+    def in_memory(dtype: torch.dtype, *, pinned: bool) -> contextlib.AbstractContextManager[Dataset[Any]]:
         batch = torch.zeros(128, 3, 224, 224, dtype=dtype)  # so large, because a quick link hides a small one
-        return Batches(batch.pin_memory() if pinned else batch)
+        return contextlib.nullcontext(Batches(batch.pin_memory() if pinned else batch))
 
-    def on_gpu(side: int) -> Opened:
-        # Smooth pictures: the threads have few bytes to read, the GPU has many pixels to decode.
-        given: dict[str, Any] = {"num_workers": max(2, usable_cpus() - 1), "device": device, "decode": "gpu"}
-        return natively(small, transforms.PILToTensor(), others=picture(side, smooth=True), **given)
+    def evaluate(dataset: Dataset[Any]) -> None:
+        result = torch.ones(2048, 2048, device=device)
+        until = time.monotonic() + 0.5
+        while time.monotonic() < until:
+            for _ in range(16 if gpu else 1):
+                result = result @ result * 1e-3
+            if gpu:
+                torch.cuda.synchronize()
 
-    small, resize = transforms.Resize((32, 32)), transforms.Resize((320, 320))
+    def end_first(dataset: Any) -> None:
+        dataset.is_first.zero_()
+
     light = Ready(torch.zeros(3, SIDE, SIDE, dtype=torch.uint8))
+    slow_at_first = SlowAtFirst(torch.zeros(3, SIDE, SIDE, dtype=torch.uint8), 0.02)
     whole: dict[str, Any] = {"batch_size": None, "num_workers": 0}
+    lengths = EPOCHS[:2] if quick else EPOCHS
     return {
-        "slow storage": Plant(Bottleneck.STORAGE, lambda: stored(8e6), lambda: stored(1e10)),
-        "heavy decode": Plant(Bottleneck.DECODE, lambda: loop(Files(768 if quick else 1536)), lambda: loop(light)),
-        "heavy decode on the GPU": Plant(
-            Bottleneck.DECODE,
-            lambda: on_gpu(LARGE_SIDE),
-            lambda: on_gpu(32),
-            needs_gpu=True,
-            evidence="while the GPU decoded",
-        ),
-        "Python-heavy transform": Plant(Bottleneck.PYTHON, lambda: loop(Texts(2000)), lambda: loop(Texts(100))),
-        "a tenth CMYK files": Plant(
-            Bottleneck.PYTHON,
-            lambda: natively(resize, transforms.PILToTensor(), tenth=picture(768, "CMYK")),
-            lambda: natively(resize, transforms.PILToTensor(), tenth=picture(768)),
-        ),
-        "large collate": Plant(
-            Bottleneck.COLLATE,
-            lambda: loop(Ready(torch.zeros(3, 512, 512)), num_workers=2),
-            lambda: loop(Ready(torch.zeros(3, 256, 256, dtype=torch.uint8)), num_workers=2),
-        ),
-        "pageable copy": Plant(
-            Bottleneck.PIN,
-            lambda: loop(in_memory(torch.float32, pinned=False), max_pinned_bytes=0, **whole),
-            lambda: loop(in_memory(torch.float32, pinned=True), **whole),
+        "GPU": Plant((model,), given(light), model=heavy, epochs=lengths),
+        "decode": Plant((Bottleneck.DECODE,), lambda: given(Files(768))(), given(light), epochs=lengths),
+        "Python": Plant((Bottleneck.PYTHON,), given(Texts(2000)), given(Texts(100)), epochs=lengths),
+        "disk": Plant((Bottleneck.STORAGE,), lambda: stored(4e7), lambda: stored(1e10)),
+        "pageable": Plant(
+            (Bottleneck.PIN,),
+            lambda: in_memory(torch.float32, pinned=False),
+            lambda: in_memory(torch.float32, pinned=True),
+            arguments={"max_pinned_bytes": 0, **whole},
             needs_gpu=True,
         ),
-        "float32 across a thin link": Plant(
-            Bottleneck.LINK,
-            lambda: loop(in_memory(torch.float32, pinned=True), **whole),
-            lambda: loop(in_memory(torch.uint8, pinned=True), **whole),
+        "link": Plant(
+            (Bottleneck.LINK,),
+            lambda: in_memory(torch.float32, pinned=True),
+            lambda: in_memory(torch.uint8, pinned=True),
+            arguments=whole,
             needs_gpu=True,
         ),
-        "heavy model": Plant(model, lambda: loop(light, heavy_step), lambda: loop(light)),
-        "sleep in every step": Plant(loops_own, lambda: loop(light, some_step, sleep), lambda: loop(light, some_step)),
-        "prints in every step": Plant(loops_own, lambda: loop(light, then=print_much), lambda: loop(light)),
-        ".item() in every step": Plant(
-            loops_own, lambda: loop(light, then=ask_for_numbers), lambda: loop(light), needs_gpu=True
+        "synchronizing loop": Plant(
+            (loops_own,), given(light), model=some, then=ask_for_numbers if gpu else sleep, epochs=lengths
         ),
+        "GIL-bound main thread": Plant((Bottleneck.GIL, loops_own), given(light), model=some, beside=computing_thread),
+        "tiny batches": Plant(
+            (loops_own,), given(Ready(torch.zeros(4))), then=launch_much, arguments={"batch_size": 2, "num_workers": 2}
+        ),
+        "first epoch beside later ones": Plant(
+            (model,), given(slow_at_first), model=heavy, between=end_first, epoch=20, evidence="first epoch: "
+        ),
+        "evaluation between epochs": Plant((loops_own,), given(light), then=sleep, between=evaluate, epoch=30),
+        "another program on the GPU": Plant((shared,), given(light), model=heavy, beside=other_program, needs_gpu=True),
     }
 
 
@@ -323,53 +326,85 @@ def tells_utilization() -> bool:
     return importlib.util.find_spec("pynvml") is not None
 
 
-def run(loader: FastLoader[Any], step: Callable[[Any], None], seconds: float) -> Report:
-    """Train for a while; the report is of the time after the warm-up."""
-    from fastload.stats.diagnosis import report
+class Step:
+    """One plant's step: its model, and what the loop does then."""
 
-    begin, before = time.monotonic(), None
-    for batch in loader:
-        step(batch)
-        now = time.monotonic()
-        if before is None and now - begin > seconds / 4:
-            before = loader.stats()
-        if now - begin > seconds and before is not None and loader.stats().since(before).batches >= 8:
-            break
-    if before is None:
-        raise RuntimeError(f"the loader ended after {time.monotonic() - begin:.1f} s")
-    if loader.plan.device.type == "cuda":
-        torch.cuda.synchronize()
-    return report(loader.stats().since(before))
+    def __init__(self, plant: Plant, device: torch.device) -> None:
+        self._model = Model(device, *plant.model)
+        self._then = plant.then
+        self.warm = WARM_STEPS  # steps that are still to take longer
+
+    def __call__(self, batch: Any) -> None:
+        """One step."""
+        if self.warm:
+            self.warm -= 1
+            time.sleep(WARM_S)
+        result = self._model(batch)
+        if self._then is not None:
+            if result.is_cuda:
+                torch.cuda.synchronize()
+            self._then(result)
 
 
-def try_plant(plant: Plant, seconds: float) -> dict[str, Any]:
-    """Run a plant and its relief in pairs, and report the first run.
+def reports(
+    plant: Plant, dataset: Dataset[Any], step: Step, steps: Sequence[int], epoch: int, **arguments: Any
+) -> Iterator[tuple[int, Report]]:
+    """Train in epochs of this many steps; yields the loader's report after each number in ``steps``."""
+    arguments.update(plant.arguments)
+    arguments["persistent_workers"] = arguments["num_workers"] > 0
+    step.warm, done, wanted = WARM_STEPS, 0, list(steps)
+    with FastLoader(dataset, sampler=range(epoch * (arguments["batch_size"] or 1)), **arguments) as loader:
+        while wanted:
+            for batch in loader:
+                step(batch)
+                done += 1
+                if done == wanted[0]:
+                    yield wanted.pop(0), loader.report()
+                    if not wanted:
+                        break
+            plant.between(dataset)
 
-    What relief is worth is the median of the pairs: a machine may be busy.
-    """
-    pairs: list[tuple[Report, Report]] = []
-    while len(pairs) < PAIRS:
-        with plant.planted() as (loader, step):
-            planted = run(loader, step, seconds / 2 if pairs else seconds)
-        with plant.relieved() as (loader, step):
-            pairs.append((planted, run(loader, step, seconds / 2)))
-    speedup = statistics.median(after.stats.images_per_s / before.stats.images_per_s for before, after in pairs)
-    planted, relieved = pairs[0]
-    text = str(planted)
-    named = planted.verdict.bottleneck
+
+def judge(plant: Plant, steps: int, epoch: int, report: Report, *, is_last: bool) -> dict[str, Any]:
+    """A row of the record."""
+    named, text = report.verdict.bottleneck, str(report)
+    right = named in plant.expected and (not is_last or plant.evidence in text)
     return {
-        "expected": plant.expected.value,
-        "verdict": None if named is None else named.value,
-        "named": named is plant.expected and plant.evidence in text,
-        "is_bottleneck": speedup >= RELIEVED_MIN,
-        "report": text.splitlines(),
-        "shares": {which.value: share for which, share in planted.shares.items()},
-        "stall": planted.stats.stall,
-        "device_stall": planted.stats.device_stall,
-        "images_per_s": planted.stats.images_per_s,
-        "relieved_images_per_s": relieved.stats.images_per_s,
-        "speedup_when_relieved": speedup,
+        "steps": steps,
+        "epoch": epoch,
+        "expected": [each.value for each in plant.expected],
+        "said": None if named is None else named.value,
+        "sentence": str(report.verdict),
+        "judged": "too early" if named is None else "right" if right else "wrong",
+        "report": text.splitlines()[1:],
+        "images_per_s": report.stats.images_per_s,
+        "stall": report.stats.stall,
+        "device_stall": report.stats.device_stall,
+        "gpu_utilization": report.stats.gpu_utilization,
     }
+
+
+def try_plant(plant: Plant, device: torch.device, *, quick: bool) -> dict[str, Any]:
+    """Run a plant at all its lengths, with one dataset and one model, and then without the bottleneck."""
+    arguments: dict[str, Any] = {"batch_size": 16, "num_workers": 2 if quick else max(2, min(8, usable_cpus() - 1))}
+    arguments["device"] = device
+    steps = QUICK_STEPS if quick else STEPS
+    one = plant.epoch or 2 * steps[-1]  # that does not end
+    rows, relieved = [], None
+    with plant.beside(), plant.dataset() as dataset:
+        step = Step(plant, device)
+        for epoch in (one, *plant.epochs):
+            # An epoch as long as the run is followed by another.
+            asked = [number + epoch * (epoch == number and epoch == steps[-1]) // 5 for number in steps]
+            for number, report in reports(plant, dataset, step, asked, epoch, **arguments):
+                rows.append(judge(plant, number, epoch, report, is_last=number == asked[-1]))
+    if plant.relieved is not None:
+        with plant.relieved() as dataset:
+            for _, report in reports(plant, dataset, step, [STEPS[-1]], 2 * STEPS[-1], **arguments):  # which are quick
+                relieved = report.stats.images_per_s
+    planted = rows[len(steps) - 1]["images_per_s"]
+    speedup = None if relieved is None else relieved / planted
+    return {"rows": rows, "speedup_when_relieved": speedup}
 
 
 def main(args: argparse.Namespace) -> int:
@@ -380,22 +415,28 @@ def main(args: argparse.Namespace) -> int:
         device = resolve_device(args.device)
     except RuntimeError as error:
         raise UsageError(str(error)) from error
-    quick_s = 2.0 if device.type == "cpu" else 3.0  # a GPU's driver is asked once a second
-    seconds = args.seconds or (quick_s if args.quick else 8.0)
     chosen = plants(device, quick=args.quick)
-    check_names("--plant", args.plant or (), chosen)
-    results = {}
-    for name in args.plant or chosen:
-        plant = chosen[name]
-        if plant.needs_gpu and device.type != "cuda":
+    check_names("--only", args.only or (), chosen)
+    results: dict[str, Any] = {}
+    record = {"environment": environment(), "device": device.type, "plants": results, "complete": False}
+    for name in args.only or chosen:
+        if chosen[name].needs_gpu and device.type != "cuda":
             console().print(f"{name}: left out, it needs a CUDA device")
             continue
-        results[name] = result = try_plant(plant, seconds)
-        verdict = f"{result['verdict']}-bound, {'as planted' if result['named'] else result['expected'] + ' expected'}"
-        relieved = f"without it {result['speedup_when_relieved']:.1f} times as fast"
-        console().print(f"{name}: {verdict}; {relieved}; {result['report'][0]}")
-    right = sum(result["named"] for result in results.values())
-    console().print(f"{right} of {len(results)} named")
-    record = {"environment": environment(), "device": device.type, "named": right, "of": len(results)}
-    save(args.json, {**record, "plants": results})
-    return 0 if right == len(results) and all(result["is_bottleneck"] for result in results.values()) else 1
+        began = time.monotonic()
+        results[name] = result = try_plant(chosen[name], device, quick=args.quick)
+        result["seconds"] = time.monotonic() - began
+        for row in result["rows"]:
+            console().print(
+                f"{name}, {row['steps']} steps, epochs of {row['epoch']}: {row['judged']}; {row['sentence']}"
+            )
+        if (speedup := result["speedup_when_relieved"]) is not None:
+            console().print(f"{name}: without it {speedup:.1f} times as fast")
+        save(args.json, record)  # a run that is cut off loses nothing
+    rows = [row["judged"] for result in results.values() for row in result["rows"]]
+    counts = {judged: rows.count(judged) for judged in ("right", "too early", "wrong")}
+    console().print(", ".join(f"{number} {judged}" for judged, number in counts.items()))
+    save(args.json, {**record, "judged": counts, "complete": True})
+    speedups = [result["speedup_when_relieved"] for result in results.values()]
+    proven = all(speedup is None or speedup >= RELIEVED_MIN for speedup in speedups)
+    return 0 if not counts["wrong"] and proven else 1

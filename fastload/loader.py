@@ -6,6 +6,7 @@ It only coordinates; native/, workers/ and device/ do the work.
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import functools
 import logging
 import operator
@@ -263,12 +264,16 @@ class FastLoader(LoaderConfig[T_co]):
         return state_of(self).stats(self.num_workers)
 
     def report(self) -> Report:
-        """The bottleneck of the loop that consumes this loader, with evidence and remedy; ``print`` it."""
-        from fastload.stats.diagnosis import report
+        """The bottleneck of the loop that consumes this loader, with evidence and remedy; ``print`` it.
+
+        It rests on the steady state: warm-up is left out, and said to be.
+        """
+        from fastload.stats.steady_report import report_steady
         from fastload.stats.workers_memory import workers_memory
 
         state = state_of(self)
-        return report(self.stats(), state.unseen(self), workers_memory(state.worker_pids()))
+        made = report_steady(self.stats(), state.steady, list(state.utilizations.values()), state.unseen(self))
+        return dataclasses.replace(made, memory=workers_memory(state.worker_pids()))
 
     def state_dict(self) -> dict[str, Any]:
         """Return where the consumer of the newest iteration is, for :meth:`load_state_dict` in any process.

@@ -19,8 +19,10 @@ from fastload.memory.slots import SlotCounts, SlotPool
 from fastload.options import has_own_iter, has_own_iterator, makes_itself
 from fastload.randomness.by_sample import Epochs
 from fastload.state.place import LoaderPlace
+from fastload.stats.gpu_utilization import Utilization
 from fastload.stats.meter import Meter, Meters
 from fastload.stats.stats import Stats, Totals, make_stats
+from fastload.stats.steady_state import SteadyState
 from fastload.torch_workers.processes import end_former, end_iterator
 from fastload.torch_workers.signals import Finalizer
 
@@ -66,6 +68,8 @@ class LoaderState:
         self._seeding: SeedingProcess | None = None
         self._streams: dict[torch.device, Any] = {}
         self._meters = Meters()
+        self.steady = _followed(self)
+        self.utilizations: dict[torch.device, Utilization] = {}
         self._lock = threading.RLock()  # a finalizer may run in a thread that holds it
         self._pid = os.getpid()
         self._transfers: dict[int, tuple[Transfer, CopyScheduler | None]] = {}  # of iterators in use
@@ -258,6 +262,7 @@ class LoaderState:
         self._pid, self._lock = os.getpid(), threading.RLock()
         self._transfers, self._sized = {}, None
         self._meters.drop_inherited()
+        self.steady, self.utilizations = _followed(self), {}
         self.slots = self._buffers = self._painter = None
         if not has_own_iterator(loader):
             loader._iterator = None
@@ -277,6 +282,8 @@ class LoaderState:
 
     def measure(self, iterator: Any, meter: Meter) -> None:
         """Count ``meter`` while ``iterator`` lives, and keep its totals afterwards."""
+        meter.steady = self.steady
+        self.steady.follow(*meter.made_ahead)
         Finalizer(iterator, self._meters.open(meter)).atexit = False
 
     @property
@@ -286,6 +293,9 @@ class LoaderState:
 
     def take_in(self, transfer: Transfer, scheduler: CopyScheduler | None = None) -> None:
         """Count an iterator's copies until :meth:`retire`."""
+        if transfer.clock is not None:
+            made = Utilization(transfer.device, self.steady)
+            transfer.utilization = self.utilizations.setdefault(transfer.device, made)  # the same one for two threads
         with self._lock:
             self._transfers[id(transfer)] = (transfer, scheduler)
 
@@ -317,6 +327,8 @@ class LoaderState:
         for transfer, scheduler in transfers:
             self._count(transfer, scheduler, totals, missed)
         totals.add(self._meters.totals())
+        for utilization in list(self.utilizations.values()):
+            totals.add(utilization.totals())
         index = self._index  # close() may take it in another thread
         counts = self.slots.counts() if self.slots is not None else SlotCounts(0, 0, 0)
         ready, on_device = self._meters.ready()
@@ -379,6 +391,16 @@ class LoaderState:
             self.slots.close()
         if self._seeding is not None:
             self._seeding.close()
+
+
+def _followed(state: LoaderState) -> SteadyState:
+    stats_of = weakref.WeakMethod(state.stats)  # an iterator's meter refers to it, too
+
+    def snapshot() -> Stats:
+        stats = stats_of()
+        return Stats() if stats is None else stats(0)
+
+    return SteadyState(snapshot)
 
 
 def _decoder_of(state: Callable[[], LoaderState | None], decode: Decode, device: torch.device) -> Decoder | None:

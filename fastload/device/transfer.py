@@ -30,7 +30,6 @@ from fastload.device.normalize import CopiedImages, TableImages, finish
 from fastload.device.timing import DeviceClock
 from fastload.nvtx.stages import stage
 from fastload.options import has_streams
-from fastload.stats.gpu_utilization import Utilization
 from fastload.stats.stats import Totals
 from fastload.torch_workers.signals import deferred_signals
 
@@ -38,6 +37,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from fastload.device.timing import Timing
+    from fastload.stats.gpu_utilization import Utilization
 
 UNFINISHED_MAX = 2  # handed-over batches that the GPU may still be reading when another copy starts
 AT_ONCE_MAX_BYTES = 64 << 10
@@ -163,9 +163,7 @@ class Transfer:
         self.batches = 0
         self.nbytes = 0
         self.clock = DeviceClock(self._module) if device.type == "cuda" and stream is not None else None
-        self._utilization = None if self.clock is None else Utilization(device)
-        self._looks = 0
-        self._busy = 0.0  # their sum
+        self.utilization: Utilization | None = None  # the loader's, which lasts for longer
 
     def _event(self) -> Any:
         """Make an event to sleep on: ``torch.Event(blocking=True)`` spins on CUDA (seen in torch 2.11)."""
@@ -245,14 +243,8 @@ class Transfer:
 
     def _look(self) -> None:
         """Sample the device's utilization once a second, in the thread that copies."""
-        if self.clock is None or self._utilization is None:
-            return
-        with self._turn:
-            looks, busy = self._utilization.look(self.clock.recent_s)
-        if looks:
-            with self._lock:
-                self._looks += looks
-                self._busy += busy
+        if self.clock is not None and self.utilization is not None:
+            self.utilization.look(self.clock.recent_s)
 
     def _issue_whole(self, data: Any, small: torch.Tensor | None, stream: Any) -> DeviceBatch:
         try:
@@ -394,15 +386,12 @@ class Transfer:
         with self._lock:
             if self.clock is not None:
                 self.clock.begin_epoch()
-            if self._utilization is not None:
-                self._utilization.begin_epoch()
 
     def totals(self) -> Totals:
         """Counts of copies so far, and the device clock's measurements."""
         with self._lock:
             totals = Totals() if self.clock is None else self.clock.totals()
             totals.add({"copied": self.batches, "device_bytes": self.nbytes})
-            totals.add({"gpu:looks": self._looks, "gpu:busy": self._busy})
         return totals
 
     def reap(self) -> None:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Final
 from fastload._display import card, paragraphs
 from fastload._machine import usable_cpus
 from fastload._result import Result
+from fastload.stats.steady_state import holds_gil
 from fastload.stats.verdict import (
     BUSY_MIN,
     DECODE_COST_MIN,
@@ -29,7 +30,9 @@ BATCHES_MIN: Final = 4
 _QUEUED_MIN: Final = 0.25  # share of fetch time; mentioned in the evidence from here on
 _READ: Final = (Bottleneck.STORAGE, Bottleneck.DECODE, Bottleneck.PYTHON)
 _MADE: Final = (*_READ, Bottleneck.COLLATE)
+_BY_GIL: Final = (Bottleneck.COLLATE, Bottleneck.PIN)  # what threads of this process do
 _PYTHON_MIN: Final = 0.02  # share of samples made in Python that is worth a remedy
+_TAKING: Final = "free cores for the training process, or put less into a batch (bytes, Python objects)"
 _CONVERT: Final = "convert those files to JPEG; print(loader.plan) says what is decoded natively"
 _EITHER: Final = (
     "nothing to gain in the loader: whether the GPU takes the time or the loop's own code, fastload profile tells, and "
@@ -47,12 +50,14 @@ class Report(Result):
         verdict: One sentence, with its evidence.
         stats: The figures.
         shares: Each bottleneck's share of the time spent waiting for batches.
+        notes: What the figures leave out, and how epochs differ.
         memory: The worker processes' memory, if there were some.
     """
 
     verdict: Verdict
     stats: Stats
     shares: Mapping[Bottleneck, float] = field(default_factory=dict)
+    notes: tuple[str, ...] = ()
     memory: str | None = None
 
     def __repr__(self) -> str:
@@ -68,28 +73,27 @@ class Report(Result):
         return "\n".join([str(self.verdict), *(f"  {line}" for line in self._lines())])
 
     def _lines(self) -> list[str]:
-        return [*_figures(self.stats), *([self.memory] if self.memory else [])]
+        return [*self.notes, *_figures(self.stats), *([self.memory] if self.memory else [])]
 
 
-def report(stats: Stats, unseen: str | None = None, memory: str | None = None) -> Report:
+def report(stats: Stats, unseen: str | None = None) -> Report:
     """Judge a loader by its statistics.
 
     Args:
         stats: The figures.
         unseen: Why it may have made batches that are not among them.
-        memory: What its worker processes hold of it, in words.
     """
     if unseen is not None and not stats.batches:
-        return Report(Verdict(None, (f"no batch was seen: {unseen}",), _ASK), stats, memory=memory)
+        return Report(Verdict(None, (f"no batch was seen: {unseen}",), _ASK), stats)
     seconds = _waited_for(stats)
     total = sum(seconds.values())
     shares = {which: spent / total for which, spent in seconds.items() if spent > 0}
-    return Report(_verdict(stats, shares), stats, shares, memory)
+    return Report(_verdict(stats, shares), stats, shares)
 
 
 def _verdict(stats: Stats, shares: Mapping[Bottleneck, float]) -> Verdict:
     if stats.batches - stats.epochs < BATCHES_MIN:
-        too_few = f"{_count(stats.batches, 'batch', 'batches')} in {_count(stats.epochs, 'epoch')} are too few to tell"
+        too_few = f"{count(stats.batches, 'batch', 'batches')} in {count(stats.epochs, 'epoch')} are too few to tell"
         return Verdict(None, (too_few,), "ask again after a few more")
     stall, who = _stall(stats)
     waited = f"the {who} waited for batches {stall:.0%} of the time"
@@ -97,6 +101,8 @@ def _verdict(stats: Stats, shares: Mapping[Bottleneck, float]) -> Verdict:
     limit = limit_outside_loader(stall, busy, stats.gpu_busy_least)
     if limit is not None:
         return _not_the_loader(stats, limit, stall, waited)
+    if holds_gil(stats.totals.get("gil_s", 0.0)) and (not shares or max(shares, key=shares.__getitem__) in _BY_GIL):
+        return _waits_for_gil(stats, waited)
     if not shares:
         evidence = [waited, "each wait was too short to attribute"]
         return Verdict(None, tuple(evidence), "larger batches are waited for less often")
@@ -105,21 +111,28 @@ def _verdict(stats: Stats, shares: Mapping[Bottleneck, float]) -> Verdict:
         reading = sum(shares.get(each, 0.0) for each in _READ)
         unknown = f"{reading:.0%} of that while samples were read; no fetch has been sampled yet"
         return Verdict(None, (waited, unknown), "ask again after a few more batches")
+    if which is Bottleneck.COLLATE and _were_ready(stats):
+        ready = f"although {stats.ready_mean:.1f} batches were ready when it asked, on average"
+        return Verdict(None, (waited, ready), _TAKING)
     evidence = [waited, f"{shares[which]:.0%} of that {_meanwhile(stats, which)}"]
     if stats.python_images and which in (Bottleneck.DECODE, Bottleneck.PYTHON):
         evidence.append(_made_in_python(stats))
     if stats.fetch.queued > _QUEUED_MIN and which is not Bottleneck.STORAGE and which in _MADE:
-        there = f"{_count(stats.workers, 'worker')}, {_count(usable_cpus(), 'core')}"
+        there = f"{count(stats.workers, 'worker')}, {count(usable_cpus(), 'core')}"
         evidence.append(f"{_readers(stats)} waited for a core {stats.fetch.queued:.0%} of fetch ({there})")
     remedy = _remedy(stats, which)
     if stats.workers >= (cores := usable_cpus()):
-        there = f"{_count(stats.workers, 'worker')} on {_count(cores, 'core')} already"
+        there = f"{count(stats.workers, 'worker')} on {count(cores, 'core')} already"
         remedy = remedy.replace(MORE_WORKERS, f"run on more cores ({there})")
     return Verdict.of(which, *evidence, remedy=remedy)
 
 
 def _not_the_loader(stats: Stats, limit: Bottleneck, stall: float, waited: str) -> Verdict:
     """Give the evidence on a loop that has its batches in time."""
+    if limit in (Bottleneck.LOOP, Bottleneck.STEP) and holds_gil(stats.totals.get("gil_s", 0.0)):
+        return _waits_for_gil(stats, waited)
+    if limit is Bottleneck.GPU and (shared := _shared(stats, waited)) is not None:
+        return shared
     spare: list[str] = []
     if stats.workers and "fetch" in stats.stages:
         spare.append(f"{stats.ready_mean:.1f} batches were ready when it asked, on average")
@@ -142,6 +155,30 @@ def _not_the_loader(stats: Stats, limit: Bottleneck, stall: float, waited: str) 
     if stall >= STALL_MIN:
         why = "the loop leaves it idle for longer than the loader does"
     return Verdict.of(limit, waited, ran, why, *spare)
+
+
+def _were_ready(stats: Stats) -> bool:
+    """Whether the loop waited for batches that all workers had made, so that it is slow to take them."""
+    mostly = stats.waited_for.get("hand-over", 0.0) > 0.5 * stats.batch_wait_s
+    return mostly and 0 < stats.workers <= stats.ready_mean
+
+
+def _waits_for_gil(stats: Stats, waited: str) -> Verdict:
+    waits_ms = 1e3 * stats.totals["gil_s"]
+    again = f"the loop's thread waited {waits_ms:,.1f} ms to get the GIL back when it had let go of it"
+    return Verdict.of(Bottleneck.GIL, again, waited)
+
+
+def _shared(stats: Stats, waited: str) -> Verdict | None:
+    """The verdict on a busy GPU that other programs use, too."""
+    others, programs = stats.totals.get("gpu:others", 0.0), stats.totals.get("gpu:programs", 1.0)
+    if others >= 1.0 - BUSY_MIN:
+        ran = f"other programs' kernels ran on the GPU for at least {others:.0%} of it, as its driver says"
+        return Verdict.of(Bottleneck.SHARED, waited, ran)
+    if programs < 2:
+        return None
+    there = f"the GPU was busy, but {programs:.0f} programs are on it, and whose kernels ran is not known"
+    return Verdict(None, (waited, there), REMEDIES[Bottleneck.SHARED])
 
 
 def _fetch_is_sampled(stats: Stats) -> bool:
@@ -283,7 +320,7 @@ def _meanwhile(stats: Stats, which: Bottleneck) -> str:
         made = stages["python"]
         return (
             f"while samples that the native engine does not decode were made in Python, one after the other "
-            f"({1e3 * made.mean_s:,.1f} ms in each of {_count(made.count, 'batch', 'batches')})"
+            f"({1e3 * made.mean_s:,.1f} ms in each of {count(made.count, 'batch', 'batches')})"
         )
     if which is Bottleneck.PYTHON:
         return (
@@ -347,7 +384,7 @@ def _remedy(stats: Stats, which: Bottleneck) -> str:
 
 def _made_in_python(stats: Stats) -> str:
     made, samples = stats.python_images, stats.images
-    return f"{made:,} of {_count(samples, 'sample')} ({made / max(1, samples):.0%}) were made in Python"
+    return f"{made:,} of {count(samples, 'sample')} ({made / max(1, samples):.0%}) were made in Python"
 
 
 def _readers(stats: Stats) -> str:
@@ -363,14 +400,14 @@ def _figures(stats: Stats) -> list[str]:
         rates.append(f"the loader deliver {loader:,.0f}")
     lines = ["; ".join([rates[0], ", ".join(rates[1:])]) if rates[1:] else rates[0]]
     if stats.stages:
-        where = _count(stats.workers, "worker") if stats.workers else "main process"
+        where = count(stats.workers, "worker") if stats.workers else "main process"
         stages = ", ".join(f"{name} {1e3 * stage.mean_s:,.2f}" for name, stage in stats.stages.items())
         lines.append(f"ms a batch: {stages} ({where})")
     if stats.python_images:
         lines.append(f"{_made_in_python(stats)}, which the native engine does not decode")
     if stats.deferred_images:
         looks = (
-            f", which were looked at {_count(stats.looks, 'time')} before{at_most(stats.fetch.looks_at)}"
+            f", which were looked at {count(stats.looks, 'time')} before{at_most(stats.fetch.looks_at)}"
             if stats.looks
             else ""
         )
@@ -400,7 +437,8 @@ def _figures(stats: Stats) -> list[str]:
     return lines
 
 
-def _count(number: int, one: str, many: str | None = None) -> str:
+def count(number: int, one: str, many: str | None = None) -> str:
+    """A number of things, in words."""
     return f"{number:,} {one if number == 1 else many or one + 's'}"
 
 

@@ -3,10 +3,19 @@
 from __future__ import annotations
 
 import functools
+import os
+import threading
 import time
-from typing import Any, Final
+from collections import deque
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Final
 
 import torch
+
+from fastload.stats.stats import Totals
+
+if TYPE_CHECKING:
+    from fastload.stats.steady_state import SteadyState
 
 EVERY_S: Final = 1.0  # seconds between queries; the driver keeps many seconds of samples, so none is missed
 SHORT_S: Final = 0.1
@@ -15,62 +24,171 @@ SHORT_S: Final = 0.1
 The rate covers at least a sixth of a second, and is taken for the whole second before. That covers several short steps,
 but always the same part of a long one, such as the moment before a batch is copied.
 """
+TRAINED_MIN: Final = 0.9  # least share of a sample's time in which the loop trained
+SAMPLES_MIN: Final = 2  # samples that a verdict rests on
+_KEPT: Final = 4096
+_AHEAD_S: Final = 0.5  # a sample's time is the system's if it is at most this far ahead of it ...
+_BEHIND_S: Final = 3.0  # ... and the newest one at most this far behind
+
+
+@dataclass(frozen=True, slots=True)
+class _Sample:
+    """The share of a stretch of time, by our clock, in which kernels ran."""
+
+    began: float
+    ended: float
+    busy: float
+
+
+@dataclass(frozen=True, slots=True)
+class Seen:
+    """What the driver says about a stretch of the training.
+
+    Attributes:
+        busy: Share in which kernels ran; ``None`` if it has not said.
+        is_told: Whether the driver says it at all.
+        others: Share in which kernels of other programs ran, at least.
+        programs: Number of programs that may have run kernels, if it is not known which are this one's; else 1.
+    """
+
+    busy: float | None = None
+    is_told: bool = False
+    others: float = 0.0
+    programs: int = 1
 
 
 class Utilization:
-    """Reads a GPU's utilization at most once a second. For one thread at a time.
+    """Reads a GPU's utilization at most once a second, across epochs. Thread-safe.
 
-    The device has an index. Failures are silent: no nvidia-ml-py, no driver, a partitioned GPU.
+    Samples count if the loop trained while they were taken. Failures are silent: no nvidia-ml-py, no driver, a
+    partitioned GPU.
+
+    Args:
+        device: Has an index.
+        steady: Knows when the loop trained.
     """
 
-    def __init__(self, device: torch.device) -> None:
+    def __init__(self, device: torch.device, steady: SteadyState) -> None:
         self._device = device
+        self._steady = steady
+        self._lock = threading.Lock()
         self._is_blind = False
         self._has_samples = True
-        self.begin_epoch()
-
-    def begin_epoch(self) -> None:
-        """Discard earlier samples; they do not belong to the new epoch."""
         self._due = 0.0
-        self._seen = -1  # time of the last sample, by the driver's clock
+        self._looked_at = 0.0
+        self._seen = self._seen_process = -1  # times of the last samples, by the driver's clock
+        self._new: deque[_Sample] = deque(maxlen=_KEPT)  # since the last batch
+        self._samples: deque[_Sample] = deque(maxlen=_KEPT)
+        self._sums = Totals()
+        self._shares: deque[tuple[float, int, float]] = deque(maxlen=_KEPT)  # when, which process, and its share
+        self._processes, self._is_listed = 0, False  # how many use the device, and whether as this one is called here
 
-    def look(self, between_s: float) -> tuple[int, float]:
-        """Return the number of new samples and the sum of their busy shares.
+    def look(self, between_s: float, *, at_once: bool = False) -> None:
+        """Take new samples, if the last look was a second ago or ``at_once``.
 
-        May take a millisecond once a second, and longer the first time in a process. ``between_s`` are the seconds from
-        batch to batch.
+        May take a millisecond, and longer the first time in a process. ``between_s`` are the seconds from batch to
+        batch.
         """
-        now = time.monotonic()
-        if self._is_blind or now < self._due:
-            return 0, 0.0
-        self._due = now + EVERY_S
+        if self._is_blind or (time.monotonic() < self._due and not at_once):
+            return
+        if not self._lock.acquire(blocking=at_once):
+            return
         try:
-            nvml, handle = nvml_and_handle(self._device)
-            shares = self._samples(nvml, handle) if self._has_samples else None
-            if shares is None:
-                shares = self._rate(nvml, handle) if between_s < SHORT_S else []
+            self._read(between_s)
         except Exception:  # noqa: BLE001 - drivers, containers and substitutes for pynvml may raise anything
             self._is_blind = True
-            return 0, 0.0
-        return len(shares), sum(shares)
+        finally:
+            self._lock.release()
 
-    def _samples(self, nvml: Any, handle: Any) -> list[float] | None:
+    def _read(self, between_s: float) -> None:
+        self._due = time.monotonic() + EVERY_S
+        nvml, handle = nvml_and_handle(self._device)
+        now, wall = time.monotonic(), time.time()
+        samples = self._read_samples(nvml, handle, now, wall) if self._has_samples else None
+        if samples is None:
+            samples = self._read_rate(nvml, handle, now) if between_s < SHORT_S else []
+        self._new.extend(samples)
+        self._read_processes(nvml, handle, now, wall)
+        self._looked_at = now
+        while self._new and self._new[0].ended <= self._steady.at:  # later ones may be of an evaluation
+            sample = self._new.popleft()
+            if self._steady.trained(sample.began, sample.ended) >= TRAINED_MIN:
+                self._samples.append(sample)
+                self._sums.add({"gpu:looks": 1.0, "gpu:busy": sample.busy})
+
+    def _read_samples(self, nvml: Any, handle: Any, now: float, wall: float) -> list[_Sample] | None:
         """The new samples; ``None`` if this driver keeps none."""
         try:
-            _, samples = nvml.nvmlDeviceGetSamples(handle, nvml.NVML_GPU_UTILIZATION_SAMPLES, max(0, self._seen))
+            _, found = nvml.nvmlDeviceGetSamples(handle, nvml.NVML_GPU_UTILIZATION_SAMPLES, max(0, self._seen))
         except nvml.NVMLError_NotFound:
             return []
         except nvml.NVMLError:
             self._has_samples = False
             return None
-        known, self._seen = self._seen, max([self._seen, *(int(sample.timeStamp) for sample in samples)])
+        known = self._seen
+        new = {int(each.timeStamp): each.sampleValue.uiVal / 100 for each in found if int(each.timeStamp) > known}
+        times = sorted(new)
+        if not times:
+            return []
+        self._seen = times[-1]
+        if -_AHEAD_S <= wall - times[-1] * 1e-6 <= _BEHIND_S:
+            before = [known, *times] if known > 0 else times
+            ours = [now - (wall - each * 1e-6) for each in before]
+            # The first of all has no beginning; others began where the one before ended, but no more than a second ago.
+            return [
+                _Sample(max(began, ended - EVERY_S), ended, new[each])
+                for each, began, ended in zip(before[1:], ours, ours[1:], strict=False)
+            ]
+        if known < 0:  # by an unknown clock, so all that is known is that they came since the last look
+            return []
+        return [_Sample(self._looked_at, now, new[each]) for each in times]
+
+    def _read_rate(self, nvml: Any, handle: Any, now: float) -> list[_Sample]:
+        known, self._seen = self._seen, 0
         if known < 0:
             return []
-        return [sample.sampleValue.uiVal / 100 for sample in samples if sample.timeStamp > known]
+        busy = nvml.nvmlDeviceGetUtilizationRates(handle).gpu / 100
+        return [_Sample(max(self._looked_at, now - EVERY_S), now, busy)]
 
-    def _rate(self, nvml: Any, handle: Any) -> list[float]:
-        known, self._seen = self._seen, 0
-        return [] if known < 0 else [nvml.nvmlDeviceGetUtilizationRates(handle).gpu / 100]
+    def _read_processes(self, nvml: Any, handle: Any, now: float, wall: float) -> None:
+        """Record which processes ran kernels since the last look, where the driver says so."""
+        try:
+            running = [int(each.pid) for each in nvml.nvmlDeviceGetComputeRunningProcesses(handle)]
+            self._processes, self._is_listed = len(running), os.getpid() in running
+            found = nvml.nvmlDeviceGetProcessUtilization(handle, max(0, self._seen_process))
+        except Exception:  # noqa: BLE001 - not on all devices, and an error if none ran
+            return
+        known = self._seen_process
+        for each in found:
+            when = now - (wall - int(each.timeStamp) * 1e-6)
+            if known < int(each.timeStamp) and when <= now + _AHEAD_S:
+                self._shares.append((when, int(each.pid), min(100, int(each.smUtil)) / 100))
+                self._seen_process = max(self._seen_process, int(each.timeStamp))
+
+    def totals(self) -> Totals:
+        """Samples over all epochs: their number, and the sum of their busy shares."""
+        return self._sums.copy()
+
+    def since(self, began: float) -> Seen:
+        """What the driver says about the training since then."""
+        is_told, (others, programs) = not self._is_blind, self._others(began)
+        taken = [sample.busy for sample in self._samples.copy() if sample.began >= began]
+        if len(taken) < SAMPLES_MIN or not self._sums["gpu:busy"]:  # a driver that always says 0 says nothing
+            return Seen(None, is_told, others, programs)
+        return Seen(sum(taken) / len(taken), is_told, others, programs)
+
+    def _others(self, began: float) -> tuple[float, int]:
+        """The least share of other programs, and how many there may be."""
+        until, of_process = self._steady.at + EVERY_S, dict[int, list[float]]()
+        for when, process, share in self._shares.copy():
+            if began <= when <= until and share > 0:
+                of_process.setdefault(process, []).append(share)
+        looks = max(map(len, of_process.values()), default=0)  # a process that was idle then may be left out
+        shares = {process: sum(found) / looks for process, found in of_process.items()}
+        if shares.pop(os.getpid(), None) is not None or (shares and self._is_listed):
+            return sum(shares.values()), 1
+        # In a container processes have other numbers: this one's share is at most the largest.
+        return sum(shares.values()) - max(shares.values(), default=0.0), max(1, len(shares), self._processes)
 
 
 @functools.cache

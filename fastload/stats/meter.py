@@ -21,10 +21,13 @@ from fastload.stats.fetch_timer import TimedFetch, WorkerCounters
 from fastload.stats.shared_counters import FIGURES, SharedCounters
 from fastload.stats.stack_sampler import SAMPLES
 from fastload.stats.stats import Places, Totals
+from fastload.stats.steady_state import BLOCK_S
 from fastload.torch_workers.processes import after_error, restart_workers
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
+
+    from fastload.stats.steady_state import SteadyState
 
 _STAGES_HERE: Final = ("before", "fetch", "collate", "hand-over")
 AT_ONCE_S: Final = 30e-6  # shortest wait that is divided; in a shorter one the batch was ready
@@ -44,7 +47,7 @@ class Meter:
     __slots__ = (
         *("shared", "on_device", "_source", "_waiting", "worker_counters", "counts", "batches", "images", "asked"),
         *("steps_s", "waits_s", "ready_sum", "before_s", "fetch_s", "collate_s", "rest_s", "_batch_size", "got_at"),
-        *("_step_s", "taken", "received", "ended", "before_close", "_begin_base"),
+        *("_step_s", "taken", "received", "ended", "before_close", "_begin_base", "steady"),
     )
 
     def __init__(
@@ -73,6 +76,14 @@ class Meter:
         self.ended = False
         self.before_close: Callable[[], None] | None = None
         self._begin_base = 0.0
+        self.steady: SteadyState | None = None  # of the loader
+
+    @property
+    def made_ahead(self) -> tuple[int, int]:
+        """Number of workers whose batches come in turn, and of batches that they make ahead."""
+        if self.shared is None or self.worker_counters is not None:
+            return 1, 2
+        return self.shared.workers, self.shared.in_flight
 
     def begin_epoch(self) -> None:
         """Treat the next batch as the first of an epoch."""
@@ -113,8 +124,8 @@ class Meter:
         self.images += noted[0] if noted is not None else images or self._batch_size
         self.batches += 1
         self.taken += 1
-        first, self.got_at = not self.got_at, now
-        if first:
+        before, self.got_at = self.got_at, now
+        if not before:
             self.begun(now - asked)
             return
         self.waits_s += now - asked
@@ -129,9 +140,13 @@ class Meter:
                     if stage == "gpu":  # more than two batches behind, so it was busy for the whole step
                         counts["behind_s"] += took_s
             counts["waited:hand-over"] += now - asked
+        if self.steady is not None:
+            self.steady.add(now - before, now)
 
     def begun(self, waited_s: float) -> None:
         """Record the wait for the first batch of an epoch."""
+        if self.steady is not None:
+            self.steady.begun(waited_s)
         self.counts["startup_s"] += waited_s
         self.counts["epochs"] += 1
 
@@ -229,6 +244,12 @@ class NextData:
                 meter.fetch_s += made.split - made.began
                 meter.collate_s += made.made - made.split
                 meter.rest_s += now - made.made
+            if (steady := meter.steady) is not None:  # as its add(), without a call
+                steady.at = now
+                steady.seconds += now - got_at
+                steady.left -= 1
+                if steady.left <= 0 and steady.seconds > BLOCK_S:
+                    steady.end_block(now)
             return data
 
     def _next_data(self, iterator: Any, meter: Meter) -> Any:

@@ -46,6 +46,10 @@ class Bottleneck(enum.Enum):
     """The loop between two batches, which arrive in time: model or host code."""
     GPU = "GPU"
     """The model: batches arrive in time, and the GPU is busy."""
+    SHARED = "shared GPU"
+    """Another program's kernels: batches arrive in time, and the GPU is busy, but not with this program alone."""
+    GIL = "GIL"
+    """Another Python thread of this process, which keeps the loop's from running."""
     LOOP = "loop"
     """The loop's own code on the host: batches arrive in time, yet the GPU idles."""
     LAUNCH = "launch"
@@ -74,6 +78,9 @@ REMEDIES: Final[Mapping[Bottleneck, str]] = MappingProxyType(
         "metrics, logging), or use fewer workers",
         Bottleneck.GPU: "nothing to gain in the loader: speed the model up (channels_last, bfloat16, torch.compile), "
         "or use fewer workers",
+        Bottleneck.SHARED: "use a GPU that no other program uses (nvidia-smi lists them), then ask again",
+        Bottleneck.GIL: "move what another thread computes in Python to a process of its own, or into native code that "
+        "releases the GIL",
         Bottleneck.LOOP: "launch fewer and larger kernels (torch.compile, CUDA graphs, a larger batch), and let the "
         "host run ahead: no .item(), no prints, no synchronization in every step",
         Bottleneck.LAUNCH: "launch fewer and larger kernels: CUDA graphs (torch.compile(mode='reduce-overhead'), "

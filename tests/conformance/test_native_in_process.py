@@ -43,6 +43,7 @@ from fastload.check.results import FallbackWarning
 from fastload.native import in_next as in_process
 from fastload.native.in_next import InProcessFetcher
 from fastload.pipeline.transforms import Pipeline
+from fastload.stats.diagnosis import report
 
 NATIVE = {"device": "cpu", "engine": "native"}
 folder = photos_fixture()
@@ -487,7 +488,7 @@ def test_the_plan_and_the_report_say_where_batches_are_made(mixed):
     made = sum(not path.endswith((".jpg", ".jpeg")) for path, _ in loader.dataset.samples)
     assert 0 < made <= loader.stats().python_images < len(loader.dataset)
     assert f"{loader.stats().python_images} of {len(loader.dataset)} samples" in str(loader.report())
-    assert "num_workers >= 1" in str(loader.report())
+    assert "num_workers >= 1" in str(report(loader.stats()))
 
 
 class Wrapped:

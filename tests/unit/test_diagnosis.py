@@ -218,6 +218,51 @@ def test_a_loop_that_leaves_the_gpu_idle_longer_than_its_loader_does_is_told_so(
     assert ("the loop leaves it idle for longer than the loader does" in verdict.evidence) is (busy == 0.3)
 
 
+@pytest.mark.parametrize(
+    ("others", "programs", "bottleneck", "evidence"),
+    [
+        (0.45, 1, Bottleneck.SHARED, "other programs' kernels ran on the GPU for at least 45% of it"),
+        (0.02, 1, Bottleneck.GPU, "kernels ran on the GPU 97% of it"),
+        (0.02, 2, None, "2 programs are on it, and whose kernels ran is not known"),
+    ],
+)
+def test_a_gpu_that_others_use_is_not_busy_with_this_model(others, programs, bottleneck, evidence):
+    figures = stats(made_ms=(5, 1), device=FED, busy=0.97)
+    figures = replace(figures, totals={**figures.totals, "gpu:others": others, "gpu:programs": programs})
+    verdict = report(figures).verdict
+    assert verdict.bottleneck is bottleneck
+    assert evidence in str(verdict)
+
+
+def test_a_loop_that_leaves_the_gpu_idle_does_so_beside_others_too():
+    figures = stats(made_ms=(5, 1), device=FED, busy=0.5)
+    figures = replace(figures, totals={**figures.totals, "gpu:others": 0.4, "gpu:programs": 2.0})
+    assert report(figures).verdict.bottleneck is Bottleneck.LOOP
+
+
+@pytest.mark.parametrize(("ready", "bottleneck"), [(4.0, None), (0.5, Bottleneck.COLLATE)])
+def test_a_loop_that_is_slow_to_take_what_is_ready_is_not_said_to_wait_for_workers(ready, bottleneck):
+    figures = replace(stats(hand_over=30, made_ms=(1, 1)), ready_mean=ready)
+    verdict = report(figures).verdict
+    assert verdict.bottleneck is bottleneck
+    assert ("although 4.0 batches were ready when it asked, on average" in verdict.evidence) is (bottleneck is None)
+
+
+@pytest.mark.parametrize(
+    ("waits", "bottleneck"),
+    [
+        ({"ipc": 90, "made_ms": (1, 1)}, Bottleneck.GIL),
+        ({"step_ms": 100, "made_ms": (1, 1)}, Bottleneck.GIL),
+        ({"fetch": 90, "made_ms": (95, 1)}, Bottleneck.PYTHON),  # which worker processes do without it
+    ],
+)
+def test_waits_for_the_gil_are_the_limit_of_what_this_process_does(waits, bottleneck):
+    figures = stats(looked=(1.0, 0.0, 0.0), **waits)
+    assert report(figures).verdict.bottleneck is not Bottleneck.GIL
+    verdict = report(replace(figures, totals={**figures.totals, "gil_s": 5e-3})).verdict
+    assert verdict.bottleneck is bottleneck
+
+
 def test_without_a_gpu_nothing_is_said_of_one():
     told = str(report(stats(fetch=0.5, step_ms=100, made_ms=(9, 1))))
     assert told.startswith("Step-bound: the training loop waited for batches 0% of the time")

@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+import os
 import sys
-import threading
 from types import SimpleNamespace
 
 import pytest
 import torch
 
 from fastload.device.transfer import Transfer
-from fastload.stats import gpu_utilization
-from fastload.stats.gpu_utilization import EVERY_S, Utilization
+from fastload.loader_state import LoaderState
+from fastload.stats import gpu_utilization, steady_state
+from fastload.stats.gpu_utilization import Seen, Utilization
 from fastload.stats.stats import Totals, make_stats
+from fastload.stats.steady_state import SteadyState
 
 SHORT = 0.01  # from batch to batch
 
@@ -30,10 +32,12 @@ class Driver:
 
     def __init__(self):
         self.handles = {"GPU-another": "another's", "GPU-0-ours": "ours"}
-        self.samples = [(number, 5) for number in range(1, 20)]  # of what was before: when, and per cent
+        self.samples = []  # when, in microseconds, and per cent
         self.has_samples = True
         self.rate = 40
         self.asked = 0
+        self.shares = []  # of processes: when, which, and per cent
+        self.running = [7]
 
     def nvmlInit(self):
         pass
@@ -55,6 +59,17 @@ class Driver:
             raise self.NVMLError_NotFound
         return 1, found
 
+    def nvmlDeviceGetComputeRunningProcesses(self, handle):
+        return [SimpleNamespace(pid=pid) for pid in self.running]
+
+    def nvmlDeviceGetProcessUtilization(self, handle, after):
+        found = [
+            SimpleNamespace(timeStamp=when, pid=pid, smUtil=share) for when, pid, share in self.shares if when > after
+        ]
+        if not found:
+            raise self.NVMLError_NotFound
+        return found
+
     def nvmlDeviceGetUtilizationRates(self, handle):
         assert handle == "ours"
         self.asked += 1
@@ -72,59 +87,155 @@ def driver(monkeypatch):
     gpu_utilization.nvml_and_handle.cache_clear()
 
 
-@pytest.fixture
-def clock(monkeypatch):
-    found = SimpleNamespace(now=100.0)
-    monkeypatch.setattr(gpu_utilization, "time", SimpleNamespace(monotonic=lambda: found.now))
-    return found
+WALL = 1.7e9  # what the system's clock says at 0 of ours
+
+
+class Training:
+    """A loop beside which the driver takes samples."""
+
+    def __init__(self, monkeypatch, driver):
+        self.now = 100.0
+        self.driver = driver
+        self.every_s = 0.2  # from sample to sample
+        self.ahead_s = 0.0  # of the driver's clock
+        clock = SimpleNamespace(monotonic=lambda: self.now, time=lambda: WALL + self.now)
+        monkeypatch.setattr(gpu_utilization, "time", clock)
+        monkeypatch.setattr(steady_state, "time", clock)
+        monkeypatch.setattr(steady_state, "gil_wait_s", lambda: 0.0)
+        self.steady = SteadyState(lambda: make_stats(Totals()))
+        self.gpu = Utilization(torch.device("cuda", 0), self.steady)
+        self.sampled = 100.0
+
+    def passes(self, seconds, busy):
+        """Let time pass, and the driver take samples."""
+        self.now += seconds
+        while self.sampled + self.every_s <= self.now + 1e-9:
+            self.sampled += self.every_s
+            self.driver.samples.append((int((WALL + self.ahead_s + self.sampled) * 1e6), busy))
+
+    def epoch(self, steps, busy, step_s=SHORT):
+        """Take batches, at each of which the copying thread may look."""
+        self.steady.begun(0.0)
+        self.gpu.look(step_s)
+        for _ in range(steps):
+            self.passes(step_s, busy)
+            self.steady.add(step_s, self.now)
+            self.gpu.look(step_s)
 
 
 @pytest.fixture
-def gpu(driver, clock):
-    return Utilization(torch.device("cuda", 0))
+def training(monkeypatch, driver):
+    return Training(monkeypatch, driver)
 
 
-def test_every_sample_counts_once_and_none_from_before(gpu, driver, clock):
-    assert gpu.look(SHORT) == (0, 0.0)
-    clock.now += EVERY_S
-    driver.samples += [(20, 70), (21, 80)]
-    assert gpu.look(SHORT) == (2, pytest.approx(1.5))
-    clock.now += EVERY_S
-    assert gpu.look(SHORT) == (0, 0.0)  # nothing new
-    clock.now += EVERY_S
-    driver.samples.append((22, 90))
-    assert gpu.look(SHORT) == (1, pytest.approx(0.9))
+def test_epochs_shorter_than_a_second_are_all_seen(training, driver):
+    for _ in range(10):
+        training.epoch(90, busy=80)
+        training.passes(0.02, 80)
+    training.gpu.look(SHORT, at_once=True)
+    sums = training.gpu.totals()
+    assert sums["gpu:looks"] >= 9.2 / training.every_s * 0.9
+    assert sums["gpu:busy"] == pytest.approx(0.8 * sums["gpu:looks"])
+    assert training.gpu.since(0.0) == Seen(pytest.approx(0.8), is_told=True)
 
 
-def test_the_driver_is_asked_once_a_second(gpu, driver, clock):
-    for _ in range(100):
-        gpu.look(SHORT)
-        clock.now += EVERY_S / 50
-    assert driver.asked == 2
+def test_what_is_between_two_epochs_is_not_of_the_loop(training):
+    training.epoch(300, busy=40)
+    training.passes(7.0, 99)  # a validation
+    training.epoch(300, busy=40)
+    training.passes(7.0, 99)
+    training.gpu.look(SHORT, at_once=True)
+    assert training.gpu.since(0.0).busy == pytest.approx(0.4)
+    assert training.gpu.totals()["gpu:looks"] >= 24
 
 
-def test_what_is_between_two_epochs_is_not_of_the_loop(gpu, driver, clock):
-    gpu.look(SHORT)
-    clock.now += EVERY_S
-    driver.samples.append((30, 99))  # a validation
-    gpu.begin_epoch()
-    assert gpu.look(SHORT) == (0, 0.0)
-    clock.now += EVERY_S
-    driver.samples.append((31, 50))
-    assert gpu.look(SHORT) == (1, 0.5)
+def test_what_was_before_the_loop_or_its_steady_state_is_left_out(training):
+    training.passes(5.0, 99)
+    training.epoch(200, busy=10)  # a warm-up
+    began = training.now
+    training.epoch(200, busy=60)
+    training.gpu.look(SHORT, at_once=True)
+    assert training.gpu.since(began).busy == pytest.approx(0.6)
+    assert training.gpu.since(0.0).busy == pytest.approx(0.35, abs=0.05)
 
 
-def test_a_rate_stands_in_for_samples_where_steps_are_short(gpu, driver, clock):
+def test_every_sample_counts_once(training):
+    training.epoch(400, busy=50)
+    for _ in range(3):
+        training.gpu.look(SHORT, at_once=True)
+    assert training.gpu.totals()["gpu:looks"] == pytest.approx(4.0 / training.every_s, abs=2)
+
+
+def test_samples_of_a_step_that_is_not_over_wait_for_its_end(training):
+    training.epoch(100, busy=50)
+    training.passes(3.0, 50)
+    training.gpu.look(SHORT, at_once=True)
+    looks = training.gpu.totals()["gpu:looks"]
+    training.steady.add(3.0, training.now)  # it was a step and no evaluation
+    training.gpu.look(SHORT, at_once=True)
+    assert training.gpu.totals()["gpu:looks"] - looks == pytest.approx(3.0 / training.every_s, abs=1)
+
+
+def test_the_driver_is_asked_once_a_second(training, driver):
+    training.epoch(290, busy=50)
+    assert driver.asked == 3
+
+
+@pytest.mark.parametrize("ahead_s", [-1e9, -60.0, 60.0])
+def test_a_clock_that_is_not_the_systems_is_not_trusted(training, ahead_s):
+    """Samples then count by when they came, so those that came after a pause do not."""
+    training.ahead_s = ahead_s
+    training.passes(5.0, 99)
+    training.epoch(400, busy=50)
+    training.passes(5.0, 99)
+    training.epoch(50, busy=50)
+    training.gpu.look(SHORT, at_once=True)
+    seen = training.gpu.since(0.0)
+    assert seen.busy == pytest.approx(0.5)
+    assert 10 <= training.gpu.totals()["gpu:looks"] <= 23
+
+
+def test_too_few_samples_say_nothing_yet(training):
+    training.epoch(30, busy=90)
+    training.gpu.look(SHORT, at_once=True)
+    assert training.gpu.since(0.0) == Seen(None, is_told=True)
+
+
+def test_a_rate_stands_in_for_samples_where_steps_are_short(training, driver):
     driver.has_samples = False
-    assert gpu.look(SHORT) == (0, 0.0)
-    clock.now += EVERY_S
-    assert gpu.look(SHORT) == (1, 0.4)
-    clock.now += EVERY_S
-    assert gpu.look(2.0) == (0, 0.0)  # always of the same part of a step
+    training.epoch(350, busy=0)
+    assert training.gpu.since(0.0).busy == pytest.approx(0.4)
+    looks = training.gpu.totals()["gpu:looks"]
+    training.epoch(5, busy=0, step_s=2.0)
+    assert training.gpu.totals()["gpu:looks"] <= looks + 1  # always of the same part of a step
+
+
+@pytest.mark.parametrize(
+    ("shares", "running", "others", "programs"),
+    [
+        ({"own": 90}, [7, 8, os.getpid()], 0.0, 1),
+        ({"own": 50, 7: 45}, [7, os.getpid()], 0.45, 1),
+        ({7: 95}, [7, os.getpid()], 0.95, 1),
+        ({7: 95}, [7], 0.0, 1),  # ours, whose number is another in a container
+        ({7: 95}, [7, 8], 0.0, 2),
+        ({7: 60, 8: 35}, [7, 8], 0.35, 2),
+        ({}, [7, 8], 0.0, 2),
+        ({}, [7], 0.0, 1),
+    ],
+)
+def test_other_programs_are_told_from_this_one(training, driver, shares, running, others, programs):
+    driver.running = running
+    for second in range(4):
+        for pid, share in shares.items():
+            when = int((WALL + 100.5 + second) * 1e6) + len(driver.shares)  # not quite at the same time
+            driver.shares.append((when, os.getpid() if pid == "own" else pid, share))
+    training.epoch(400, busy=95)
+    training.gpu.look(SHORT, at_once=True)
+    assert training.gpu.since(0.0) == Seen(pytest.approx(0.95), True, pytest.approx(others), programs)
 
 
 @pytest.mark.parametrize("lacks", ["the package", "the driver", "the device"])
-def test_who_cannot_look_is_quiet_and_does_not_try_again(gpu, driver, clock, monkeypatch, lacks):
+def test_who_cannot_look_is_quiet_and_does_not_try_again(training, driver, monkeypatch, lacks):
     tried = []
     if lacks == "the package":
         monkeypatch.setitem(sys.modules, "pynvml", None)
@@ -132,32 +243,27 @@ def test_who_cannot_look_is_quiet_and_does_not_try_again(gpu, driver, clock, mon
         monkeypatch.setattr(driver, "nvmlInit", lambda: tried.append(1) or 1 / 0)
     else:
         driver.handles.clear()
-    for _ in range(3):
-        assert gpu.look(SHORT) == (0, 0.0)
-        clock.now += EVERY_S
+    training.epoch(300, busy=50)
+    assert training.gpu.since(0.0) == Seen()
     assert len(tried) == (lacks == "the driver")
     assert driver.asked == 0
 
 
-def test_a_transfer_looks_outside_the_lock_that_its_consumer_takes():
-    transfer = Transfer(torch.device("cpu"), None, None, None)
-    transfer.clock = SimpleNamespace(recent_s=0.5, totals=Totals, begin_epoch=lambda: None)
-
-    def look(between_s):
-        taken = []
-        other = threading.Thread(target=lambda: taken.append(transfer._lock.acquire(timeout=60)))
-        other.start()
-        other.join()
-        assert (taken, between_s) == ([True], 0.5)
-        transfer._lock = threading.RLock()  # the other thread's end does not let go of it
-        return 2, 1.5
-
-    begun = []
-    transfer._utilization = SimpleNamespace(look=look, begin_epoch=lambda: begun.append(True))
-    transfer._look()
-    assert make_stats(transfer.totals()).gpu_utilization == 0.75
-    transfer.begin_epoch()
-    assert begun == [True]
+def test_all_transfers_of_a_loader_share_what_the_driver_says():
+    state = LoaderState()
+    transfers = [Transfer(torch.device("cpu"), None, None, None) for _ in range(3)]
+    for transfer in transfers[:2]:
+        transfer.clock = SimpleNamespace(recent_s=0.5, totals=Totals)
+        state.take_in(transfer)
+    state.take_in(transfers[2])  # which has no device
+    assert transfers[0].utilization is transfers[1].utilization is state.utilizations[torch.device("cpu")]
+    assert transfers[2].utilization is None
+    told = []
+    transfers[0].utilization = SimpleNamespace(look=told.append)
+    transfers[0]._look()
+    assert told == [0.5]
+    state.utilizations[torch.device("cpu")]._sums.add({"gpu:looks": 2.0, "gpu:busy": 1.5})
+    assert state.stats(0).gpu_utilization == 0.75
 
 
 def test_each_copy_is_an_occasion_to_look(monkeypatch):

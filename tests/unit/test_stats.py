@@ -271,7 +271,7 @@ def test_statistics_are_asked_for_outside_the_loaders_lock():
         state._lock = threading.RLock()  # the other thread's end does not let go of it
         return Totals({"copied": 1.0})
 
-    transfer = SimpleNamespace(totals=totals)
+    transfer = SimpleNamespace(totals=totals, clock=None)
     state.take_in(transfer)
     assert state.stats(0).copied == 1
     state.retire(transfer)

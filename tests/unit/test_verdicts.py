@@ -1,9 +1,8 @@
-"""The verdict names each planted bottleneck that a CPU can have."""
+"""The verdict names each planted bottleneck that a CPU can have, or says that it is too early."""
 
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import json
 from types import SimpleNamespace
 
@@ -12,96 +11,122 @@ import torch
 
 from benchmarks import verdicts
 from benchmarks.__main__ import main as run_benchmark
-from benchmarks.verdicts import plants, slow_store
+from benchmarks.verdicts import EPOCHS, STEPS, Plant, judge, plants, slow_store
 from fastload.stats.diagnosis import Report
+from fastload.stats.stats import Stats
 from fastload.stats.verdict import Bottleneck, Verdict
 
-ON_CPU = {
-    "slow storage": "storage",
-    "heavy decode": "decode",
-    "Python-heavy transform": "Python",
-    "a tenth CMYK files": "Python",
-    "large collate": "collate/IPC",
-    "heavy model": "step",
-    "sleep in every step": "step",
-    "prints in every step": "step",
-}
+NEED_A_GPU = ["pageable", "link", "another program on the GPU"]
+CPU = torch.device("cpu")
 
 
 @pytest.mark.parametrize(("told", "loops_own"), [(True, Bottleneck.LOOP), (False, Bottleneck.STEP)])
 def test_there_are_twelve_and_three_are_the_loops_own(monkeypatch, told, loops_own):
     monkeypatch.setattr(verdicts, "tells_utilization", lambda: told)
-    expected = [plant.expected for plant in plants(torch.device("cuda"), quick=True).values()]
+    made = plants(torch.device("cuda"), quick=False)
+    expected = [plant.expected for plant in made.values()]
     assert len(expected) == 12
-    assert expected.count(loops_own) == 3
-    assert len(set(expected)) == 8
+    assert expected.count((loops_own,)) == 3 + (not told)
+    assert [name for name, plant in made.items() if plant.epochs == EPOCHS] == [
+        *("GPU", "decode", "Python"),
+        "synchronizing loop",
+    ]
+    assert [name for name, plant in made.items() if plant.needs_gpu] == NEED_A_GPU
 
 
 @pytest.mark.timeout(600)
 @pytest.mark.thorough
-def test_verdicts_name_what_is_planted_on_a_cpu(tmp_path):
+def test_no_verdict_is_wrong_on_a_cpu(tmp_path):
     file = tmp_path / "verdicts.json"
     assert run_benchmark(["verdicts", "--quick", "--device", "cpu", "--json", str(file)]) == 0
     record = json.loads(file.read_text())
-    assert {name: plant["verdict"] for name, plant in record["plants"].items()} == ON_CPU
-    assert (record["named"], record["of"]) == (8, 8)
-    of_the_loop = [plant for name, plant in record["plants"].items() if ON_CPU[name] == "step"]
-    assert not any("GPU" in line for plant in of_the_loop for line in plant["report"]), "there is none"
-    assert all(plant["is_bottleneck"] for plant in record["plants"].values())
+    assert record["complete"]
+    assert [*record["plants"]] == [name for name in plants(CPU, quick=True) if name not in NEED_A_GPU]
+    assert record["judged"]["wrong"] == 0
+    assert record["judged"]["right"] > record["judged"]["too early"]
 
 
 @pytest.mark.gpu
 @pytest.mark.timeout(600)
-def test_verdicts_name_all_on_a_gpu(tmp_path):
+def test_no_verdict_is_wrong_on_a_gpu(tmp_path):
     file = tmp_path / "verdicts.json"
     code = run_benchmark(["verdicts", "--quick", "--device", "cuda", "--json", str(file)])
     record = json.loads(file.read_text())
-    assert (record["named"], record["of"], code) == (12, 12, 0), record
+    assert (record["judged"]["wrong"], len(record["plants"]), code) == (0, 12, 0), record
 
 
 def test_what_needs_a_gpu_is_left_out_and_said_to_be(capsys):
-    assert run_benchmark(["verdicts", "--quick", "--device", "cpu", "--plant", "heavy decode on the GPU"]) == 0
+    assert run_benchmark(["verdicts", "--quick", "--device", "cpu", "--only", "link"]) == 0
     printed = capsys.readouterr().out
-    assert "heavy decode on the GPU: left out, it needs a CUDA device" in printed
-    assert "0 of 0 named" in printed
+    assert "link: left out, it needs a CUDA device" in printed
+    assert "0 right, 0 too early, 0 wrong" in printed
 
 
-def test_a_gpu_that_decodes_has_large_images_and_next_to_no_step(monkeypatch):
-    class Loader:
-        def __init__(self, dataset, **given):
-            opened.append((given, [dataset.loader(path).size for path, _ in dataset.samples]))
-
-        __enter__ = __exit__ = lambda self, *_: None
-
-    opened, steps = [], []
-    monkeypatch.setattr(verdicts, "FastLoader", Loader)
-    monkeypatch.setattr(verdicts, "Model", lambda device, products, side: steps.append((device.type, products)))
-    plant = plants(torch.device("cuda"), quick=True)["heavy decode on the GPU"]
-    for loop in (plant.planted, plant.relieved):
-        with loop():
-            pass
-    (planted, large), (relieved, small) = opened
-    assert (set(large), set(small)) == ({(2048, 2048)}, {(32, 32)})
-    assert (planted["decode"], planted["engine"], planted["device"].type) == ("gpu", "native", "cuda")
-    assert {**planted, "sampler": None} == {**relieved, "sampler": None}
-    assert steps == [("cuda", 0)] * 2
+def a_plant(**more):
+    return Plant((Bottleneck.STEP,), lambda: contextlib.nullcontext([torch.zeros(2)] * 9999), **more)
 
 
-@pytest.mark.parametrize(("by", "named"), [("the GPU decoded the next batch", True), ("decode threads read", False)])
-def test_a_verdict_that_names_another_limit_of_that_name_is_wrong(monkeypatch, by, named):
-    """Threads that decode are another limit than the GPU."""
-    stats = SimpleNamespace(images_per_s=1.0, stall=0.9, device_stall=0.9)
-    verdict = Verdict(Bottleneck.DECODE, (f"90% of that while {by}",), "")
-    monkeypatch.setattr(verdicts, "run", lambda *_: Report(verdict, stats))
-    plant = plants(torch.device("cuda"), quick=True)["heavy decode on the GPU"]
-    loop = lambda: contextlib.nullcontext((None, None))  # noqa: E731
-    monkeypatch.setattr(Report, "__str__", lambda self: str(self.verdict))
-    assert verdicts.try_plant(dataclasses.replace(plant, planted=loop, relieved=loop), 1.0)["named"] is named
+@pytest.mark.parametrize(
+    ("named", "is_last", "judged"),
+    [
+        (Bottleneck.STEP, False, "right"),
+        (Bottleneck.STEP, True, "wrong"),  # without the evidence
+        (Bottleneck.DECODE, False, "wrong"),
+        (None, True, "too early"),
+    ],
+)
+def test_a_verdict_is_right_too_early_or_wrong(named, is_last, judged):
+    row = judge(a_plant(evidence="first epoch"), 30, 8, Report(Verdict(named, ("so",), ""), Stats()), is_last=is_last)
+    assert (row["steps"], row["epoch"], row["expected"], row["judged"]) == (30, 8, ["step"], judged)
+    assert row["said"] == (None if named is None else named.value)
+
+
+def test_a_plant_is_run_at_all_its_lengths_with_one_dataset_and_one_model(monkeypatch):
+    runs, steps = [], []
+
+    def reports(plant, dataset, step, asked, epoch, **arguments):
+        runs.append((tuple(asked), epoch))
+        steps.append(step)
+        return [(number, Report(Verdict(None, ("so",), ""), Stats())) for number in asked]
+
+    monkeypatch.setattr(verdicts, "reports", reports)
+    verdicts.try_plant(a_plant(epochs=EPOCHS), CPU, quick=False)
+    assert runs == [(STEPS, 600), (STEPS, 8), (STEPS, 30), ((30, 60, 360), 300)]
+    assert len(set(map(id, steps))) == 1
+
+
+def test_reports_are_of_so_many_steps_and_of_all_epochs(monkeypatch):
+    monkeypatch.setattr(verdicts, "WARM_S", 0.0)
+    between = []
+    plant = a_plant(between=lambda dataset: between.append(len(dataset)))
+    step, given = verdicts.Step(plant, CPU), {"batch_size": 2, "num_workers": 0, "device": CPU}
+    seen = [
+        (number, report.stats.batches, len(between))
+        for number, report in verdicts.reports(plant, plant.dataset().__enter__(), step, [3, 7], 3, **given)
+    ]
+    assert [(number, epochs) for number, _, epochs in seen] == [(3, 0), (7, 2)]
+
+
+def test_a_run_that_is_cut_off_leaves_its_plants(monkeypatch, tmp_path):
+    def try_plant(plant, device, *, quick):
+        if tried:
+            raise KeyboardInterrupt
+        tried.append(plant)
+        return {"rows": [], "speedup_when_relieved": None}
+
+    tried, file = [], tmp_path / "verdicts.json"
+    monkeypatch.setattr(verdicts, "try_plant", try_plant)
+    args = SimpleNamespace(device="cpu", quick=True, only=None, json=file)
+    with pytest.raises(KeyboardInterrupt):
+        verdicts.main(args)
+    record = json.loads(file.read_text())
+    assert [*record["plants"]] == ["GPU"]
+    assert not record["complete"]
 
 
 def test_a_plant_that_there_is_not_is_refused(capsys):
-    assert run_benchmark(["verdicts", "--plant", "weeds"]) == 2
-    assert "--plant must be one of 'slow storage'" in capsys.readouterr().err
+    assert run_benchmark(["verdicts", "--only", "weeds"]) == 2
+    assert "--only must be one of 'GPU'" in capsys.readouterr().err
 
 
 def test_the_slow_store_serves_what_is_asked_for():

@@ -281,7 +281,7 @@ def test_a_wait_for_the_gil_is_measured():
     other = threading.Thread(target=lambda: [sum(range(1000)) for _ in iter(stop.is_set, True)])
     other.start()
     try:
-        assert holds_gil(max(gil_wait_s() for _ in range(10)))
+        assert any(holds_gil(gil_wait_s()) for _ in range(2000))  # few of them where cores are scarce
     finally:
         stop.set()
         other.join()

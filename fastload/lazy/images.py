@@ -50,6 +50,8 @@ _FLIPS: Final = {
 _FACTORS: Final = (0.0, 0.3, 1.0, 1.7, 3.0)
 RESIZED_MIN_BYTES: Final = 1 << 12
 """Pixels that Pillow has made are resized by the core from this size on."""
+_LARGE_BYTES: Final = 1 << 16
+"""Of a program's first image of this size on, the methods of lazy images are worth their time."""
 TARGET_MAX: Final = 1 << 26
 """The most pixels of a resize that is pending. Pillow raises at once where there is no memory for them."""
 NUMBER_MAX: Final = 1e9
@@ -361,26 +363,43 @@ def _with_palette(name: str, image: Image.Image, *arguments: Any) -> Any:
     return on_one(image, im, method, *arguments) if type(im) is PendingMask else method(image, *arguments)
 
 
+def _begin() -> bool:
+    """Make images lazy, unless a method has been patched meanwhile; return whether they are.
+
+    Programs without large images keep Pillow's methods, the faster ones.
+    """
+    former = {**_known.originals, **_FIRST}
+    found = {name: vars(cls).get(attribute) for name, (cls, attribute, _) in _METHODS.items()}
+    if not all(found[name] in (former[name], method) for name, (_, _, method) in _METHODS.items()):
+        return False
+    for name, (cls, attribute, method) in _METHODS.items():
+        setattr(cls, attribute, _known.originals[name] if method is None else method)
+    if _known.functions is not None:
+        _known.functions.install(_changed, _as_it_is, _is_unchanged)
+    _also()
+    return True
+
+
 def _opening(name: str) -> Any:
     def _open_first(self: Any) -> None:
-        """Open the first file, and make images lazy.
-
-        Not if a method has been patched meanwhile. Programs without such files keep Pillow's methods, the faster ones.
-        """
-        former = {**_known.originals, **_FIRST}
-        found = {name: vars(cls).get(attribute) for name, (cls, attribute, _) in _METHODS.items()}
-        if all(found[name] in (former[name], method) for name, (_, _, method) in _METHODS.items()):
-            for each, (cls, attribute, method) in _METHODS.items():
-                setattr(cls, attribute, _known.originals[each] if method is None else method)
-            if _known.functions is not None:
-                _known.functions.install(_changed, _as_it_is, _is_unchanged)
-            _also()
+        """Open the first file, and make images lazy."""
+        _begin()
         (_METHODS[name][2] or _known.originals[name])(self)
 
     return _open_first
 
 
-_FIRST: Final = {name: _opening(name) for name in ("open_jpeg", "open_png", "open_webp")}
+def _resize_first(
+    self: Image.Image, size: Any, resample: Any = None, box: Any = None, reducing_gap: Any = None
+) -> Image.Image:
+    """Resize an image of another library's pixels; the first large one makes images lazy."""
+    resize: Any = _known.originals["resize"]
+    if self.mode == "RGB" and 3 * math.prod(self.size) >= _LARGE_BYTES and _begin():
+        resize = _resize
+    return cast("Image.Image", resize(self, size, resample, box, reducing_gap))
+
+
+_FIRST: Final = {name: _opening(name) for name in ("open_jpeg", "open_png", "open_webp")} | {"resize": _resize_first}
 
 
 def _open_webp(self: WebPImageFile) -> None:
@@ -410,6 +429,7 @@ _METHODS: Final[dict[str, tuple[type, str, Any]]] = {
 for _cls, _attribute, _method in _METHODS.values():
     if callable(_method):
         _method.__qualname__ = f"{_cls.__name__}.{_attribute}"  # which errors of wrong arguments name
+_resize_first.__qualname__ = _resize.__qualname__
 
 _MODULES: Final = frozenset(cls.__module__ for cls, _, _ in _METHODS.values())
 
@@ -463,7 +483,7 @@ def pass_rule() -> str:
 
 
 def install(also: Callable[[], None] = lambda: None) -> bool:
-    """Make images of this process lazy, from its first JPEG, PNG or WebP file on.
+    """Make images of this process lazy, from its first JPEG, PNG or WebP file on, or resize of a large RGB image.
 
     Args:
         also: Called when they become so.

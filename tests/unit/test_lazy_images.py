@@ -1075,12 +1075,25 @@ def test_without_a_file_that_the_core_decodes_pillows_methods_stay(as_ever, name
     assert lazy_images.install()
     bitmap = io.BytesIO()
     Image.new("RGB", (9, 8)).save(bitmap, "BMP")
-    Image.open(bitmap).convert("RGB").crop((0, 0, 4, 4)).tobytes()
+    Image.open(bitmap).convert("RGB").resize((4, 4)).tobytes()
     changed = [name for name, now, then in zip(lazy_images._METHODS, methods(), before, strict=True) if now is not then]
-    assert changed == ["open_jpeg", "open_png", "open_webp"]
+    assert changed == ["open_jpeg", "open_png", "open_webp", "resize"]
     Image.open(io.BytesIO(ALL[name]))
     kept = [name for name, now, then in zip(lazy_images._METHODS, methods(), before, strict=True) if now is then]
     assert kept == ["open_jpeg", "open_png"]
+
+
+def test_a_resize_of_another_librarys_pixels_makes_images_lazy(as_ever):
+    assert lazy_images.install()
+    pixels = np.random.default_rng(0).integers(0, 256, (160, 200, 3), np.uint8)
+    first = [Image.fromarray(of).resize((50, 40)) for of in (pixels[..., 0], pixels[:99, :99], pixels)]
+    assert [type(vars(image)["_im"]) is Pending for image in first] == [False, False, True]
+    with pytest.raises(TypeError, match=re.escape("Image.resize() missing 1 required positional argument: 'size'")):
+        Image.new("RGB", (9, 9)).resize()
+    changed = np.array(ImageOps.invert(first[-1].crop((3, 4, 43, 34))))
+    end()
+    theirs = Image.fromarray(pixels).resize((50, 40)).crop((3, 4, 43, 34))
+    assert np.array_equal(changed, np.array(ImageOps.invert(theirs)))
 
 
 def test_functions_are_replaced_once():

@@ -1,4 +1,7 @@
-"""Keep a GPU busy, as another program on it would: ``python _gpuload.py DEVICE``, until standard input closes."""
+"""Keep a GPU busy, as another program would: ``python _gpuload.py DEVICE``.
+
+It ends when standard input closes.
+"""
 
 from __future__ import annotations
 

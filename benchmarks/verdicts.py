@@ -349,7 +349,7 @@ class Step:
 def reports(
     plant: Plant, dataset: Dataset[Any], step: Step, steps: Sequence[int], epoch: int, **arguments: Any
 ) -> Iterator[tuple[int, Report]]:
-    """Train in epochs of this many steps; yields the loader's report after each number in ``steps``."""
+    """Train in epochs; yield the loader's report after each number in ``steps``."""
     arguments.update(plant.arguments)
     arguments["persistent_workers"] = arguments["num_workers"] > 0
     step.warm, done, wanted = WARM_STEPS, 0, list(steps)
@@ -385,7 +385,7 @@ def judge(plant: Plant, steps: int, epoch: int, report: Report, *, is_last: bool
 
 
 def try_plant(plant: Plant, device: torch.device, *, quick: bool) -> dict[str, Any]:
-    """Run a plant at all its lengths, with one dataset and one model, and then without the bottleneck."""
+    """Run a plant at all its lengths, and then without the bottleneck."""
     arguments: dict[str, Any] = {"batch_size": 16, "num_workers": 2 if quick else max(2, min(8, usable_cpus() - 1))}
     arguments["device"] = device
     steps = QUICK_STEPS if quick else STEPS

@@ -266,7 +266,7 @@ class FastLoader(LoaderConfig[T_co]):
     def report(self) -> Report:
         """The bottleneck of the loop that consumes this loader, with evidence and remedy; ``print`` it.
 
-        It rests on the steady state: warm-up is left out, and said to be.
+        It rests on the steady state: warm-up is left out, and its length is shown.
         """
         from fastload.stats.steady_report import report_steady
         from fastload.stats.workers_memory import workers_memory

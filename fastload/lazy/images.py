@@ -363,7 +363,7 @@ def _with_palette(name: str, image: Image.Image, *arguments: Any) -> Any:
     return on_one(image, im, method, *arguments) if type(im) is PendingMask else method(image, *arguments)
 
 
-def _begin() -> bool:
+def _make_lazy() -> bool:
     """Make images lazy, unless a method has been patched meanwhile; return whether they are.
 
     Programs without large images keep Pillow's methods, the faster ones.
@@ -383,7 +383,7 @@ def _begin() -> bool:
 def _opening(name: str) -> Any:
     def _open_first(self: Any) -> None:
         """Open the first file, and make images lazy."""
-        _begin()
+        _make_lazy()
         (_METHODS[name][2] or _known.originals[name])(self)
 
     return _open_first
@@ -394,7 +394,7 @@ def _resize_first(
 ) -> Image.Image:
     """Resize an image of another library's pixels; the first large one makes images lazy."""
     resize: Any = _known.originals["resize"]
-    if self.mode == "RGB" and 3 * math.prod(self.size) >= _LARGE_BYTES and _begin():
+    if self.mode == "RGB" and 3 * math.prod(self.size) >= _LARGE_BYTES and _make_lazy():
         resize = _resize
     return cast("Image.Image", resize(self, size, resample, box, reducing_gap))
 
@@ -483,7 +483,9 @@ def pass_rule() -> str:
 
 
 def install(also: Callable[[], None] = lambda: None) -> bool:
-    """Make images of this process lazy, from its first JPEG, PNG or WebP file on, or resize of a large RGB image.
+    """Make images of this process lazy, from its first file or large image on.
+
+    The file is JPEG, PNG or WebP; the image, of another library's pixels, is RGB and resized.
 
     Args:
         also: Called when they become so.

@@ -158,7 +158,7 @@ def _not_the_loader(stats: Stats, limit: Bottleneck, stall: float, waited: str) 
 
 
 def _were_ready(stats: Stats) -> bool:
-    """Whether the loop waited for batches that all workers had made, so that it is slow to take them."""
+    """Whether the loop was slow to take batches that workers had made."""
     mostly = stats.waited_for.get("hand-over", 0.0) > 0.5 * stats.batch_wait_s
     return mostly and 0 < stats.workers <= stats.ready_mean
 

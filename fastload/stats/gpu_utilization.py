@@ -77,7 +77,7 @@ class Utilization:
         self._due = 0.0
         self._looked_at = 0.0
         self._seen = self._seen_process = -1  # times of the last samples, by the driver's clock
-        self._new: deque[_Sample] = deque(maxlen=_KEPT)  # since the last batch
+        self._waiting: deque[_Sample] = deque(maxlen=_KEPT)  # since the last batch
         self._samples: deque[_Sample] = deque(maxlen=_KEPT)
         self._sums = Totals()
         self._shares: deque[tuple[float, int, float]] = deque(maxlen=_KEPT)  # when, which process, and its share
@@ -107,11 +107,11 @@ class Utilization:
         samples = self._read_samples(nvml, handle, now, wall) if self._has_samples else None
         if samples is None:
             samples = self._read_rate(nvml, handle, now) if between_s < SHORT_S else []
-        self._new.extend(samples)
+        self._waiting.extend(samples)
         self._read_processes(nvml, handle, now, wall)
         self._looked_at = now
-        while self._new and self._new[0].ended <= self._steady.at:  # later ones may be of an evaluation
-            sample = self._new.popleft()
+        while self._waiting and self._waiting[0].ended <= self._steady.at:  # later ones may be of an evaluation
+            sample = self._waiting.popleft()
             if self._steady.trained(sample.began, sample.ended) >= TRAINED_MIN:
                 self._samples.append(sample)
                 self._sums.add({"gpu:looks": 1.0, "gpu:busy": sample.busy})

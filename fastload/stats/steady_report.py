@@ -1,4 +1,4 @@
-"""The report on a loader's steady state, with what is left out, what is too early to say, and how epochs differ."""
+"""Report on a loader's steady state: what is left out, and how epochs differ."""
 
 from __future__ import annotations
 
@@ -80,7 +80,7 @@ def _without_driver(verdict: Verdict, judged: Stats) -> Verdict:
 def _mostly_first_batches(
     verdict: Verdict, now: Stats, judged: Stats, stretch: Stretch, first: Stats | None
 ) -> Verdict:
-    """Judge nothing by the waits within epochs if those for their first batches took the time."""
+    """Judge nothing if the waits for epochs' first batches took the time."""
     if stretch.before is not None and not stretch.before.epochs:  # the first start takes longer than others
         if first is None:
             return verdict

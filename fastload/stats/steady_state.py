@@ -166,7 +166,7 @@ class SteadyState:
         return max(1, quick, (blocks - 1) * self._length + self.left)
 
     def trained(self, begin: float, end: float) -> float:
-        """Share of the time between two times in which the loop trained; evaluation between epochs is not."""
+        """Return the share of the time between two times in which the loop trained."""
         if end <= begin:
             return 0.0
         inside = (min(end, until) - max(begin, since) for since, until in reversed(self._all_stretches()))
@@ -177,7 +177,7 @@ class SteadyState:
 
 
 def settled(paces: Sequence[float], backlog: int) -> int | None:
-    """Return the index of the block with which the steady state begins; ``None`` if it is not known yet.
+    """Return the first block of the steady state; ``None`` if unknown yet.
 
     It may be beyond the last block: a loop that was slower at first has a backlog of batches, which then come at once.
 
@@ -213,14 +213,14 @@ def _alike(pace_s: float, usual_s: float) -> bool:
 
 
 def gil_wait_s() -> float:
-    """Let go of the GIL once and return how long it took to get it back, without waits for a core."""
+    """Return how long it takes to get the GIL back, without waits for a core."""
     queued, began = _queued_s(), time.monotonic()
     time.sleep(_NAP_S)
     return max(0.0, time.monotonic() - began - _NAP_S - (_queued_s() - queued))
 
 
 def holds_gil(wait_s: float) -> bool:
-    """Whether waits for the GIL of this mean length say that another thread computes in Python.
+    """Whether waits of this mean length say that another thread holds the GIL.
 
     Each takes the switch interval if that thread runs just then, which it may not where cores are scarce.
     """

@@ -183,7 +183,7 @@ def test_the_driver_is_asked_once_a_second(training, driver):
 
 @pytest.mark.parametrize("ahead_s", [-1e9, -60.0, 60.0])
 def test_a_clock_that_is_not_the_systems_is_not_trusted(training, ahead_s):
-    """Samples then count by when they came, so those that came after a pause do not."""
+    """Samples then count by when they came, not by their own times."""
     training.ahead_s = ahead_s
     training.passes(5.0, 99)
     training.epoch(400, busy=50)

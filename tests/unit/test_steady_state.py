@@ -103,7 +103,7 @@ def test_after_as_many_steps_as_are_missing_there_is_a_verdict(loop):
 
 
 def test_batches_made_during_a_slow_step_are_no_steady_state(monkeypatch):
-    """A loop that waits for its loader has a backlog after a compilation, and then seems to wait for nothing."""
+    """A loop that waits for its loader has a backlog after a compilation."""
     loop = Loop(monkeypatch, workers=8, in_flight=18)
     loop.epoch([20.0, *[1e-3] * 25], waits=0.0)
     assert loop.left_out() is None
@@ -180,7 +180,7 @@ def test_epochs_that_are_alike_are_not(loop):
 
 
 def test_waits_for_first_batches_take_no_blame_from_the_loader(monkeypatch):
-    """Epochs are so short that all batches but the first are there: that says nothing of the loop."""
+    """All batches of short epochs but the first are there, which tells nothing."""
     loop = Loop(monkeypatch, workers=8, in_flight=18)
     for _ in range(6):
         loop.epoch([0.01] * 7, waits=0.0, first=0.5)
@@ -242,7 +242,7 @@ def test_a_driver_that_has_yet_to_tell_is_waited_for_but_not_for_long(loop, step
 
 
 def test_waits_for_first_batches_are_part_of_the_pace_of_later_epochs(monkeypatch):
-    """Between them batches come at once; the start of the first epoch is that of the program."""
+    """Batches come at once but for an epoch's first."""
     loop = Loop(monkeypatch, workers=8, in_flight=18)
     for _ in range(3):
         loop.epoch([0.01] * 7, first=4.0)

@@ -1,4 +1,4 @@
-"""The verdict names each planted bottleneck that a CPU can have, or says that it is too early."""
+"""Each planted bottleneck of a CPU is named, or it is too early."""
 
 from __future__ import annotations
 

@@ -392,10 +392,10 @@ def test_decoding_on_the_gpu_is_shown(results):
     assert "Files: 1,800 colour, 100 grey; 1 transforms." in docs
     assert "tiny" not in docs
     assert "Not measured" not in docs
-    readme = rendered("README")
-    assert "The kernels take 0.40 ms for 256 images, 0.90 ms at a first visit. With 1 / 16 threads" in readme
-    assert "and 2,100 / 28,000. A ResNet-50 step takes 54.50 ms with its data on the GPU already" in readme
-    assert "too. A GPU, 16 cores, torch 2.11, 2026-11-21; `gpudecode.json`.\n" in readme
+    docs = rendered("benchmarks")
+    assert "The kernels take 0.40 ms for 256 images, 0.90 ms at a first visit. With 1 / 16 threads" in docs
+    assert "and 2,100 / 28,000. A ResNet-50 step takes 54.50 ms with its data on the GPU already" in docs
+    assert "too. A GPU, 16 cores, torch 2.11, 2026-11-21; `gpudecode.json`.\n" in docs
 
 
 def test_first_epochs_are_shown_by_who_decodes(results):
@@ -410,16 +410,16 @@ def test_first_epochs_are_shown_by_who_decodes(results):
     assert (
         "\n\nWith 1 / 16 threads FastLoader makes 27,000 / 90,000 images/s in a first epoch, whose files are all new, "
         "and 30,000 / 120,000 in later ones; decode threads alone make 1,600 / 20,000 and 2,100 / 28,000. A GPU, 16"
-    ) in rendered("README")
+    ) in rendered("benchmarks")
 
 
 def test_crops_of_new_files_are_told_where_they_were_compared(results):
     told = "differ in a bit from the decode threads'. The GPU decoded 900,000 of them with an index"
     record = gpudecode(verify=VERIFY)
     new = f"0 of 1,000,000 random crops of varied files {told} and 800,000 without; 20,000 were compared"
-    readme = shown("gpudecode-crops", record, "README")
-    assert new in readme
-    assert "too. A GPU, 16 cores, torch 2.11, 2026-11-21; `gpudecode-crops.json`.\n" in readme
+    docs = shown("gpudecode-crops", record, "benchmarks")
+    assert new in docs
+    assert "too. A GPU, 16 cores, torch 2.11, 2026-11-21; `gpudecode-crops.json`.\n" in docs
     assert new in shown("gpudecode-crops", record)
     record["verify"] = {name: value for name, value in VERIFY.items() if name != "new_staged"}
     assert f"{told}; 20,000 were compared" in shown("gpudecode-crops", record)
@@ -431,7 +431,7 @@ def test_parts_that_were_not_measured_are_named(results):
     failed = "Not measured: kernels, RuntimeError: no memory."
     assert f"{failed}\n\nNot measured: epochs, not asked.\n\nNot measured: step, not asked." in docs
     assert "20,000 crops by decode threads beside Pillow's: 0 differ." in docs
-    assert "The kernels" not in rendered("README")
+    assert "The kernels" not in rendered("benchmarks")
     record["parameters"]["parts"] = ["kernels", "verify"]
     docs = shown("gpudecode", record)
     assert failed in docs
@@ -443,20 +443,20 @@ def test_kernels_whose_launches_were_not_seen_have_no_time(results):
     docs = shown("gpudecode", gpudecode(kernels={**KERNELS, **unseen, "new": {**KERNELS["new"], **unseen}}))
     assert "| profiler: `huffman` | 0.310 ms | 0.290 ms |" in docs
     assert "**" not in docs
-    assert "The kernels" not in rendered("README")
+    assert "The kernels" not in rendered("benchmarks")
 
 
-def test_the_readme_has_the_rates_of_few_the_fastest_first(results):
+def test_the_page_in_short_has_the_rates_of_few_the_fastest_first(results):
     record = peers("loaders", "images_per_s", {"torch": 1400, "dali-gpu": 9000, "fastload": 8000}, threads=1)
     more = {"torch": 5000, "dali-gpu": 21000, "fastload": 90000}
     sixteen = {"threads": 16, "contenders": {name: {"images_per_s": spread(value)} for name, value in more.items()}}
     record["points"].append(sixteen)
-    readme = shown("loaders-decode", record, "README")
+    docs = shown("loaders-decode", record, "benchmarks")
     assert (
         "with 1 / 16 threads, from the second epoch on: FastLoader, native 8,000 / 90,000; "
         "DALI, GPU decode 9,000 ▲ / 21,000. ▲ ahead"
-    ) in readme
-    assert "1 thread: DALI, GPU decode by 1.1×." in readme
+    ) in docs
+    assert "1 thread: DALI, GPU decode by 1.1×." in docs
 
 
 def test_power_has_no_leader(results):

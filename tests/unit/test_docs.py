@@ -26,7 +26,7 @@ import fastload
 from fastload import sources, vision
 from fastload.bench.photos import PhotoSet, write_photos
 from fastload.options import Options
-from scripts import native_list
+from scripts import gallery, native_list
 
 optional.needed("skimage")
 
@@ -113,6 +113,7 @@ def test_code_on_the_page_runs_and_prints_what_it_says(
         monkeypatch.setattr("tqdm.tqdm.monitor_interval", 0)  # its watchdog is a thread for life
     printed, same = "", doctest.OutputChecker()
     text = re.sub(r"<!-- figures: .*?<!-- end -->", "", page.read_text(), flags=re.DOTALL)
+    text = gallery.SHOWN.sub("", text)  # tests/unit/test_examples.py
     for found in re.finditer(r"^```(\w+)\n(.*?)^```", text, flags=re.DOTALL | re.MULTILINE):
         language, block = found.groups()
         line = text[: found.start()].count("\n") + 1

@@ -151,12 +151,6 @@ def test_the_readme_is_short_and_in_order() -> None:
         assert shown in first_screen
 
 
-def test_no_page_says_to_install_another_distribution() -> None:
-    """The name fastload may be somebody else's on PyPI."""
-    for page in PAGES:
-        assert not re.search(r"pip install (-\S+ )*['\"]?fastload\b", page.read_text()), page.name
-
-
 def test_links_to_files_lead_somewhere() -> None:
     for page in PAGES:
         for target in re.findall(r"\]\(([^)#:]+)(?:#[^)]*)?\)", page.read_text()):

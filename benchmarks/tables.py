@@ -704,9 +704,11 @@ def share(record: dict[str, Any]) -> str:
         replace(one.only(list(few["contenders"])), title=one.title.partition(", ")[2].partition("<br>")[0])
         for one in _train({"points": points})
     ]
-    shown = _contenders(few, columns, spread=True).replace("|  |", "| ResNet-50, share of full GPU speed |", 1)
+    shown = _contenders(few, columns, spread=True).replace(
+        "|  |", "| ResNet-50, share of full GPU speed in later epochs |", 1
+    )
     ahead = who_is_ahead(few, columns)
-    said = f"{shown}\n\nFrom the second epoch on. Median ± the farthest repeat. {ahead}"
+    said = f"{shown}\n\nLater epochs are those from the second on. Median ± the farthest repeat. {ahead}"
     if (path := RESULTS / "gpudecode-resnet50-2-cores.json").exists():
         first = json.loads(path.read_text())
         share = 1 / first["step"]["new_over_resident"]["median"]

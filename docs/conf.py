@@ -54,7 +54,7 @@ _ELSEWHERE = "torch numpy np tqdm collections multiprocessing argparse os io typ
 _BARE = (
     "Any Literal Self Buffer Path PathLike NDArray ArrayLike ModuleType TracebackType Callable Iterable Iterator "
     "Sequence Mapping DataLoader Dataset Sampler BaseContext optional callable T T_co F _Out Device Engine Randomness "
-    "Decode IndexPath OwnArguments Paths Source Window"
+    "Decode IndexPath OwnArguments Paths ProcessGroup Source Window"
 )
 nitpick_ignore_regex = [
     (r"py:mod", r"fastload\..*"),  # modules are not part of the reference
@@ -62,6 +62,26 @@ nitpick_ignore_regex = [
     (r"py:.*", rf"(fastload\..*\.)?({'|'.join(_BARE.split())})"),
     (r"py:.*", r".*\[.*"),
 ]
+
+
+_TORCH = "https://docs.pytorch.org/docs/stable/"
+_TORCH_PAGES = {
+    "torch.utils.data.": "data.html",
+    "torch.Tensor": "tensors.html",
+    "torch.device": "tensor_attributes.html",
+    "torch.dtype": "tensor_attributes.html",
+    "torch.memory_format": "tensor_attributes.html",
+    "torch.nn.Module": "generated/torch.nn.Module.html",
+}
+
+
+def link_to_torch(app: Sphinx, env: Any, node: Any, contnode: Any) -> Any:
+    """Link a name of torch's to its documentation; a build needs no network for that."""
+    target = node.get("reftarget", "").replace("torch.utils.data.dataloader.", "torch.utils.data.")
+    for prefix, page in _TORCH_PAGES.items():
+        if target.startswith(prefix):
+            return nodes.reference("", "", contnode, internal=False, refuri=f"{_TORCH}{page}#{target}")
+    return None
 
 
 def resolve_public_name(app: Sphinx, env: Any, node: Any, contnode: Any) -> Any:
@@ -103,4 +123,5 @@ def setup(app: Sphinx) -> None:
     """Called by Sphinx."""
     app.connect("autodoc-process-docstring", keep_colons, priority=400)  # before napoleon
     app.connect("missing-reference", resolve_public_name)
+    app.connect("missing-reference", link_to_torch)
     app.connect("doctree-resolved", put_drawings_into_the_page)

@@ -14,6 +14,7 @@ import argparse
 import sys
 from pathlib import Path
 
+import tiny
 import torch
 from accelerate import Accelerator
 from accelerate.utils import set_seed
@@ -27,14 +28,14 @@ from fastload import FastLoader
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("data", type=Path, metavar="DIR")
+    parser.add_argument("data", type=Path, nargs="?", metavar="DIR")
     parser.add_argument("--model", default="resnet18", help="any of torchvision's classifiers")
     parser.add_argument("--epochs", type=int, default=5)
     parser.add_argument("--batch-size", type=int, default=64, help="per process")
     parser.add_argument("--image-size", type=int, default=224)
     parser.add_argument("--workers", type=int, default=8, help="per process")
     parser.add_argument("--lr", type=float, default=1e-3)
-    args = parser.parse_args()
+    args = tiny.parse(parser)
 
     set_seed(0)
     accelerator = Accelerator(mixed_precision="bf16" if torch.cuda.is_available() else "no")

@@ -12,6 +12,7 @@ import argparse
 import sys
 from pathlib import Path
 
+import tiny
 import torch
 from torchvision import datasets, models, transforms
 
@@ -30,21 +31,22 @@ def resnet18() -> torch.nn.Module:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("data", type=Path, metavar="DIR")
+    parser.add_argument("data", type=Path, nargs="?", metavar="DIR")
     parser.add_argument("--download", action="store_true", help="the data set, unless it is there")
     parser.add_argument("--epochs", type=int, default=30)
     parser.add_argument("--batch-size", type=int, default=128)
     parser.add_argument("--workers", type=int, default=2)
     parser.add_argument("--lr", type=float, default=0.1)
-    args = parser.parse_args()
+    args = tiny.parse(parser, make=lambda: None)
 
     torch.manual_seed(0)
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     normalize = [transforms.ToTensor(), transforms.Normalize(MEAN, STD)]
     augment = transforms.Compose([transforms.RandomCrop(32, padding=4), transforms.RandomHorizontalFlip(), *normalize])
+    kind = datasets.CIFAR10 if args.data else tiny.CIFAR10
     try:
-        train = datasets.CIFAR10(args.data, train=True, transform=augment, download=args.download)
-        test = datasets.CIFAR10(args.data, train=False, transform=transforms.Compose(normalize))
+        train = kind(args.data, train=True, transform=augment, download=args.download)
+        test = kind(args.data, train=False, transform=transforms.Compose(normalize))
     except RuntimeError as error:  # it is not there
         sys.exit(f"{args.data}: {error}")
     common = {"batch_size": args.batch_size, "num_workers": args.workers, "persistent_workers": args.workers > 0}

@@ -16,6 +16,7 @@ import sys
 import time
 from pathlib import Path
 
+import tiny
 import torch
 import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
@@ -126,7 +127,7 @@ def train_model(args: argparse.Namespace, device: torch.device, rank: int, ranks
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("data", type=Path, metavar="DIR")
+    parser.add_argument("data", type=Path, nargs="?", metavar="DIR")
     parser.add_argument("--model", default="resnet50", help="any of torchvision's classifiers")
     parser.add_argument("--epochs", type=int, default=90)
     parser.add_argument("--batch-size", type=int, default=256, help="per process")
@@ -135,7 +136,7 @@ def main() -> None:
     parser.add_argument("--lr", type=float, default=0.1, help="peak, for 256 images per step; scaled to others")
     parser.add_argument("--amp", action=argparse.BooleanOptionalAction, default=True, help="bfloat16 autocast")
     parser.add_argument("--seed", type=int, default=0)
-    args = parser.parse_args()
+    args = tiny.parse(parser)
 
     ranks, rank = int(os.environ.get("WORLD_SIZE", 1)), int(os.environ.get("RANK", 0))  # torchrun sets them
     device = torch.device("cpu")

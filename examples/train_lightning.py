@@ -13,6 +13,7 @@ import sys
 from pathlib import Path
 
 import lightning
+import tiny
 import torch
 from torch.utils.data import Subset
 from torchvision.datasets import ImageFolder
@@ -66,7 +67,7 @@ class Images(lightning.LightningDataModule):
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("data", type=Path, metavar="DIR")
+    parser.add_argument("data", type=Path, nargs="?", metavar="DIR")
     parser.add_argument("--model", default="resnet18", help="any of torchvision's classifiers")
     parser.add_argument("--epochs", type=int, default=5)
     parser.add_argument("--batch-size", type=int, default=64)
@@ -74,7 +75,7 @@ def main() -> None:
     parser.add_argument("--workers", type=int, default=8)
     parser.add_argument("--lr", type=float, default=1e-3)
     parser.add_argument("--out", type=Path, default=Path(), help="folder for logs and checkpoints (default: this one)")
-    args = parser.parse_args()
+    args = tiny.parse(parser)
 
     lightning.seed_everything(0)
     try:
@@ -82,7 +83,8 @@ def main() -> None:
     except FileNotFoundError as error:  # no such folder, or no images in it
         sys.exit(str(error))
     precision = "bf16-mixed" if torch.cuda.is_available() else "32-true"
-    trainer = lightning.Trainer(max_epochs=args.epochs, precision=precision, default_root_dir=args.out)
+    seen = {"enable_progress_bar": sys.stdout.isatty(), "enable_model_summary": sys.stdout.isatty()}
+    trainer = lightning.Trainer(max_epochs=args.epochs, precision=precision, default_root_dir=args.out, **seen)
     trainer.fit(Classifier(args.model, images.classes, args.lr), images)
     print(trainer.train_dataloader.plan)
     print(f"top-1 {trainer.callback_metrics['top1']:.1%}")

@@ -13,6 +13,7 @@ import os
 import sys
 from pathlib import Path
 
+import tiny
 import torch
 from torchvision import transforms
 from torchvision.datasets import ImageFolder
@@ -35,14 +36,14 @@ def save(path: Path, **parts: object) -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("data", type=Path)
+    parser.add_argument("data", type=Path, nargs="?", metavar="DIR")
     parser.add_argument("--checkpoint", type=Path, default=Path("train_resume.pt"))
     parser.add_argument("--model", default="resnet18")
     parser.add_argument("--epochs", type=int, default=3)
     parser.add_argument("--batch-size", type=int, default=64)
     parser.add_argument("--image-size", type=int, default=224)
     parser.add_argument("--workers", type=int, default=4)
-    args = parser.parse_args()
+    args = tiny.parse(parser)
 
     torch.manual_seed(0)
     device = torch.accelerator.current_accelerator() if torch.accelerator.is_available() else torch.device("cpu")

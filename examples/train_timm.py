@@ -16,6 +16,7 @@ import sys
 from pathlib import Path
 
 import timm
+import tiny
 import torch
 from timm.data import create_dataset, create_loader, resolve_model_data_config
 from timm.optim import create_optimizer_v2
@@ -26,7 +27,7 @@ from fastload import FastLoader
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("data", type=Path, metavar="DIR")
+    parser.add_argument("data", type=Path, nargs="?", metavar="DIR")
     parser.add_argument("--model", default="resnet50d", help="any of timm's models")
     parser.add_argument("--auto-augment", metavar="POLICY", help="such as rand-m9-mstd0.5")
     parser.add_argument("--epochs", type=int, default=90)
@@ -34,7 +35,7 @@ def main() -> None:
     parser.add_argument("--image-size", type=int, default=224)
     parser.add_argument("--workers", type=int, default=8)
     parser.add_argument("--lr", type=float, default=1e-3)
-    args = parser.parse_args()
+    args = tiny.parse(parser)
 
     torch.manual_seed(0)
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")

@@ -14,6 +14,7 @@ import argparse
 import sys
 from pathlib import Path
 
+import tiny
 import torch
 import webdataset
 from torchvision.models import get_model
@@ -24,7 +25,7 @@ from fastload import DataLoader
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("shards", nargs="+", metavar="SHARD", help="tar file, or URL of one")
+    parser.add_argument("shards", nargs="*", metavar="SHARD", help="tar file, or URL of one")
     parser.add_argument("--classes", type=int, default=1000)
     parser.add_argument("--model", default="resnet18", help="any of torchvision's classifiers")
     parser.add_argument("--epochs", type=int, default=5)
@@ -32,7 +33,7 @@ def main() -> None:
     parser.add_argument("--image-size", type=int, default=224)
     parser.add_argument("--workers", type=int, default=8)
     parser.add_argument("--lr", type=float, default=1e-3)
-    args = parser.parse_args()
+    args = tiny.parse(parser, "shards", tiny.shards)
 
     torch.manual_seed(0)
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")

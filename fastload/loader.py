@@ -297,7 +297,7 @@ class FastLoader(LoaderConfig[T_co]):
         they were at ``state_dict()``, because later epochs, and without workers all samples, draw from them.
 
         Args:
-            state_dict: What :meth:`state_dict` returned, or a list of all ranks' states (:doc:`resume`).
+            state_dict: What :meth:`state_dict` returned, or a list of all ranks' states (:doc:`/resume`).
 
         Raises:
             ValueError: The state does not fit this loader, dataset or rank, or is damaged. Nothing has changed then.

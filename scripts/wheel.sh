@@ -23,7 +23,7 @@ rm -rf "$work"
 PATH="$PWD/$tools/bin:$PATH" "$tools/bin/auditwheel" repair --wheel-dir "$work/repaired" "$work"/plain/*.whl
 
 "$tools/bin/wheel" unpack --dest "$work/unpacked" "$work"/repaired/*.whl
-licenses=$(echo "$work"/unpacked/fastload-*/fastload-*.dist-info/licenses)
+licenses=$(echo "$work"/unpacked/fastload_torch-*/fastload_torch-*.dist-info/licenses)
 mkdir -p "$licenses" "$out"
 add_license() { # library, its name in the names of packages
   local license
@@ -36,9 +36,9 @@ add_license() { # library, its name in the names of packages
   }
 }
 add_license libjpeg-turbo 'libjpeg*turbo'
-compgen -G "$work/unpacked/fastload-*/fastload.libs/libwebp*" >/dev/null || {
+compgen -G "$work/unpacked/fastload_torch-*/fastload_torch.libs/libwebp*" >/dev/null || {
   echo "wheel: it must decode WebP, but libwebp's headers were not there: apt-get install libwebp-dev" >&2
   exit 1
 }
 add_license libwebp libwebp
-"$tools/bin/wheel" pack --dest-dir "$out" "$work"/unpacked/fastload-*
+"$tools/bin/wheel" pack --dest-dir "$out" "$work"/unpacked/fastload_torch-*

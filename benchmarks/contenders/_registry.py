@@ -8,6 +8,8 @@ import importlib.metadata
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, cast
 
+from fastload._version import DISTRIBUTION
+
 if TYPE_CHECKING:
     from benchmarks.contenders._job import Feed, Job
 
@@ -94,7 +96,7 @@ _FASTLOAD = Contender(
     title="FastLoader, native",
     module="fastload_loaders",
     variant="native",
-    packages=("fastload", "pillow"),
+    packages=(DISTRIBUTION, "pillow"),
     any_recipe=True,
 )
 

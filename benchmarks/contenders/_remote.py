@@ -21,6 +21,7 @@ from benchmarks._checkout import ROOT, importable
 from benchmarks.contenders import _processes
 from benchmarks.contenders._registry import CONTENDERS
 from fastload._machine import usable_cpus
+from fastload._version import DISTRIBUTION
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -207,9 +208,9 @@ class Remote:
             folder = Path(self._stack.enter_context(tempfile.TemporaryDirectory(prefix="fastload-")))
             (folder / "fastload").symlink_to(Path(fastload.__file__).resolve().parent)
             (folder / "benchmarks").symlink_to(ROOT / "benchmarks")
-            metadata = folder / f"fastload-{fastload.__version__}.dist-info" / "METADATA"
+            metadata = folder / f"fastload_torch-{fastload.__version__}.dist-info" / "METADATA"
             metadata.parent.mkdir()
-            metadata.write_text(f"Metadata-Version: 2.1\nName: fastload\nVersion: {fastload.__version__}\n")
+            metadata.write_text(f"Metadata-Version: 2.1\nName: {DISTRIBUTION}\nVersion: {fastload.__version__}\n")
             path.append(str(folder))
         if inherited := os.environ.get("PYTHONPATH"):
             path.append(inherited)

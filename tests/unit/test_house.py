@@ -140,10 +140,10 @@ OTHERS_PACKAGE = re.compile(
 
 
 def test_no_text_names_an_index_for_fastload():
-    suffixes = {".py", ".md", ".sh", ".ipynb", ".txt", ".yml", ".json"}
+    suffixes = {".py", ".md", ".sh", ".ipynb", ".txt", ".yml", ".json", ".toml", ".cpp", ".h"}
     root = PACKAGE.parent
     texts = [path for path in root.iterdir() if (path.is_file() and path.suffix in suffixes) or path.name == "Makefile"]
-    for folder in (*FOLDERS, root / "docs", root / ".ci", root / "notebooks"):
+    for folder in (*FOLDERS, root / "docs", root / ".ci", root / "csrc", root / "notebooks"):
         texts += [path for path in folder.rglob("*") if path.suffix in suffixes and path.is_file()]
     assert len(texts) > 300
     said = {path: re.sub(r"[\"']\s*\n\s*f?[\"']", "", path.read_text()) for path in texts}  # lines of one string
@@ -164,7 +164,12 @@ def test_no_text_names_an_index_for_fastload():
 )
 def test_a_text_that_names_an_index_is_found(text):
     assert OTHERS_PACKAGE.search(text.replace("US", "fastload"))
-    ours = ("pip install .", "in fastload's checkout: pip install '.[cuda]'", "pip install dist/fastload-0.1-cp311.whl")
+    ours = (
+        "pip install .",
+        "in fastload's checkout: pip install '.[cuda]'",
+        "pip install dist/fastload_torch-0.1-cp311.whl",
+        "pip install 'fastload-torch[cuda]'",
+    )
     assert not any(map(OTHERS_PACKAGE.search, ours))
 
 

@@ -63,7 +63,7 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("wheel")
     environment = {**os.environ, "PYTHON": sys.executable}
     subprocess.run([ROOT / "scripts" / "wheel.sh", folder], check=True, env=environment)
-    (built,) = folder.glob("fastload-*.whl")
+    (built,) = folder.glob("fastload_torch-*.whl")
     return built
 
 
@@ -84,7 +84,7 @@ def test_tag_names_a_standard_platform(wheel: Path) -> None:
 def test_libraries_and_their_licenses_are_inside(wheel: Path) -> None:
     names = zipfile.ZipFile(wheel).namelist()
     for library, licensed in (("libjpeg", "libjpeg-turbo"), ("libwebp", "libwebp")):
-        assert [name for name in names if name.startswith(f"fastload.libs/{library}")]
+        assert [name for name in names if name.startswith(f"fastload_torch.libs/{library}")]
         assert [name for name in names if f"dist-info/licenses/{licensed}-" in name]
     assert [name for name in names if name.endswith("dist-info/licenses/LICENSE")]
     assert "fastload/_core.pyi" in names

@@ -14,7 +14,7 @@ from dataclasses import asdict, dataclass, field, replace
 from typing import Any, Final, Literal, TypeAlias, get_args
 
 from fastload import _machine
-from fastload._install import REBUILD, version_of
+from fastload._install import rebuild, version_of
 from fastload.nvtx import stages
 
 Status: TypeAlias = Literal["ok", "note", "warning", "missing"]
@@ -179,15 +179,14 @@ def check_native_core() -> Check:
 
         version, others = _core.libjpeg_version(), _core.codec_versions()
     except (ImportError, OSError, AttributeError) as error:
-        remedy = (
-            "install libjpeg-turbo (Debian: apt-get install libjpeg62-turbo-dev; Ubuntu: libjpeg-turbo8-dev), "
-            f"then rebuild, {REBUILD} (make demo does both)"
+        remedy = rebuild(
+            "install libjpeg-turbo (Debian: apt-get install libjpeg62-turbo-dev; Ubuntu: libjpeg-turbo8-dev)"
         )
         return Check("native core", f"does not load: {error}", "missing", remedy)
     data = {"libjpeg": version, "other_formats": others}
     check = Check("native core", f"loads, {version}, {others}", data=data)
     if "WebP" not in others:
-        remedy = f"for WebP files, which Pillow decodes now: apt-get install libwebp-dev, then rebuild, {REBUILD}"
+        remedy = rebuild("for WebP files, which Pillow decodes now: apt-get install libwebp-dev")
         return check.but("note", remedy)
     return check
 

@@ -10,12 +10,13 @@ from typing import TYPE_CHECKING, Final
 
 from fastload._install import version_of
 from fastload._machine import cpu_model, usable_cpus
+from fastload._version import DISTRIBUTION
 
 if TYPE_CHECKING:
     from pathlib import Path
 
 FILE: Final = "provenance.json"
-_PACKAGES: Final = ("fastload", "torch", "torchvision")
+_PACKAGES: Final = (DISTRIBUTION, "torch", "torchvision")
 
 
 @dataclass(frozen=True, slots=True)

@@ -51,9 +51,9 @@ format: setup ## let ruff and clang-format change the files
 	$(BIN)/ruff format .
 	$(BIN)/clang-format -i $(CXX_FILES)
 
-wheel: setup ## a wheel with libjpeg-turbo inside, in dist/, tested in an empty environment
+wheel: setup ## wheels in dist/ that need nothing of the system, tested in an empty environment
 	PYTHON=$(BIN)/python scripts/wheel.sh dist
-	FASTLOAD_WHEEL="$$(ls -t dist/fastload_torch-*.whl | head -1)" $(BIN)/python -m pytest --all tests/wheel
+	FASTLOAD_WHEEL="$$(ls -t dist/fastload_torch-*-manylinux*.whl | head -1)" $(BIN)/python -m pytest --all tests/wheel
 
 matrix: ## tests marked matrix on other Pythons, with the oldest torch and the newest; ARGS=3.12:oldest is one row
 	scripts/matrix.sh $(ARGS)

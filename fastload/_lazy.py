@@ -10,13 +10,18 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
 
-def attributes(package: str, places: Mapping[str, str]) -> tuple[Callable[[str], Any], Callable[[], list[str]]]:
+def attributes(
+    package: str, places: Mapping[str, str], elsewhere: Mapping[str, str] | None = None
+) -> tuple[Callable[[str], Any], Callable[[], list[str]]]:
     """Make the ``__getattr__`` and ``__dir__`` of a package.
 
     Args:
         package: The package's name.
         places: ``module:name`` of each public name.
+        elsewhere: The same of names that come from another module on other systems than Linux.
     """
+    if sys.platform != "linux":
+        places = {**places, **(elsewhere or {})}
 
     def get(name: str) -> Any:
         module, _, attribute = places.get(name, "").partition(":")

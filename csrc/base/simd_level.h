@@ -3,8 +3,8 @@
 
 namespace fastload {
 
-// Run-time dispatch, chosen once by the CPU's features (avx512: Ice Lake's set with VBMI and VNNI). All levels give the
-// same bits.
+// Run-time dispatch, chosen once by the CPU's features (avx2: Haswell's set with FMA and BMI2; avx512: Ice Lake's set
+// with VBMI and VNNI besides). All levels give the same bits.
 enum class SimdLevel { portable, avx2, avx512, neon };
 
 const char* name_of(SimdLevel level);

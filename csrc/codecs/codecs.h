@@ -22,7 +22,8 @@ std::uint32_t trusted_formats();
 std::string codec_versions();
 
 // A library that this build uses: the file that it was linked with, and the one that the process has loaded for it,
-// which may be another that has the same name. `version` is the loaded one's, or empty if the library cannot say.
+// which may be another that has the same name. `version` is the loaded one's; libjpeg-turbo cannot be asked, and its
+// is that of the headers.
 struct LinkedLibrary {
   std::string name, version, built_with, loaded;
 };

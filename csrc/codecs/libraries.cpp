@@ -24,7 +24,10 @@ LinkedLibrary linked(const char* name, std::string version, const char* built_wi
 }  // namespace
 
 std::vector<LinkedLibrary> linked_libraries() {
-  std::vector<LinkedLibrary> libraries{linked("libjpeg", {}, FASTLOAD_JPEG_FILE, &jpeg_std_error)};
+#define FASTLOAD_TEXT_(x) #x
+#define FASTLOAD_TEXT(x) FASTLOAD_TEXT_(x)
+  const char* const jpeg_version = FASTLOAD_TEXT(LIBJPEG_TURBO_VERSION);
+  std::vector<LinkedLibrary> libraries{linked("libjpeg", jpeg_version, FASTLOAD_JPEG_FILE, &jpeg_std_error)};
 #if defined(FASTLOAD_WEBP)
   libraries.push_back(linked("libwebp", webp_version(), FASTLOAD_WEBP_FILE, &WebPGetDecoderVersion));
 #endif

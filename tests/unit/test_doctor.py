@@ -181,7 +181,6 @@ WEBP = "/usr/lib/libwebp.so"
         ("/usr/lib/libwebp.so.7.1", "ok"),
         ("{core}", "ok"),  # linked statically
         ("{package}/libwebp.so.7", "ok"),
-        ("{package}.libs/libwebp-0123abcd.so.7", "ok"),  # from a wheel
         ("/site-packages/torchvision.libs/libwebp.bab959f1.so.7", "warning"),
         ("", "warning"),
     ],
@@ -189,14 +188,25 @@ WEBP = "/usr/lib/libwebp.so"
 def test_a_library_that_another_package_has_loaded_is_named(monkeypatch, loaded, status):
     core = os.path.realpath(_core.__file__)
     loaded = loaded.format(core=core, package=os.path.dirname(core))
-    libraries = [("libjpeg", "", "/usr/lib/libjpeg.so", "/usr/lib/libjpeg.so.0"), ("libwebp", "1.6.0", WEBP, loaded)]
+    libraries = [
+        ("libjpeg", "2.1.5", "/usr/lib/libjpeg.so", "/usr/lib/libjpeg.so.0"),
+        ("libwebp", "1.6.0", WEBP, loaded),
+    ]
     monkeypatch.setattr(_core, "linked_libraries", lambda: libraries)
     check = checks.check_libraries()
     assert check.status == status
-    assert check.finding == f"libjpeg in /usr/lib/libjpeg.so.0, libwebp 1.6.0 in {loaded or 'no file'}"
+    where = "inside" if loaded == core else f"in {loaded or 'no file'}"
+    assert check.finding == f"libjpeg 2.1.5 in /usr/lib/libjpeg.so.0, libwebp 1.6.0 {where}"
     assert check.data["core"]["libwebp"] == {"built_with": WEBP, "loaded": loaded, "version": "1.6.0"}
     assert (status == "ok") == (check.remedy is None)
     assert status == "ok" or check.remedy.startswith(f"libwebp from {loaded} in place of {WEBP}: another package")
+
+
+def test_anothers_libjpeg_has_no_version(monkeypatch):
+    """The headers name one, but it cannot be asked."""
+    libraries = [("libjpeg", "2.1.5", "/usr/lib/libjpeg.so", "/torchvision.libs/libjpeg.so.8")]
+    monkeypatch.setattr(_core, "linked_libraries", lambda: libraries)
+    assert checks.check_libraries().finding == "libjpeg in /torchvision.libs/libjpeg.so.8"
 
 
 def test_loaded_libraries_are_listed_with_their_versions(tmp_path):

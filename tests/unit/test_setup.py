@@ -214,3 +214,23 @@ def test_torchvision_that_does_not_load_is_an_error_with_a_remedy(machine: Machi
     assert "does not load beside torch 9.9.9" in done.stderr
     assert "pip install --force-reinstall torch torchvision" in done.stderr
     assert not (machine.tree / ".venv" / ".fastload-packages").exists()
+
+
+@pytest.mark.skipif(not (ROOT / "CMakeLists.txt").exists() or not shutil.which("cmake"), reason="needs cmake")
+def test_without_a_compiler_one_sentence_says_what_to_install(tmp_path: Path) -> None:
+    command = [
+        str(shutil.which("cmake")),
+        "-G",
+        "Unix Makefiles",
+        "-DCMAKE_MAKE_PROGRAM=make",
+        "-S",
+        str(ROOT),
+        "-B",
+        ".",
+    ]
+    done = subprocess.run(command, env={"PATH": ""}, cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert done.returncode == 1
+    said = " ".join(done.stderr.split())
+    assert said.count("CMake Error") == 1
+    assert "needs a C++ compiler and the headers of libjpeg-turbo and of Python" in said
+    assert "apt-get install g++ libjpeg62-turbo-dev" in said

@@ -84,9 +84,8 @@ __attribute__((target("avx512f"))) void sum_up_avx512(const float* const* rows, 
 
 auto summer() {
 #if defined(__x86_64__)
-  static const bool has_fma = __builtin_cpu_supports("fma");
-  if (has_fma && simd_level() == SimdLevel::avx512) return &sum_up_avx512;
-  if (has_fma && simd_level() == SimdLevel::avx2) return &sum_up_avx2;
+  if (simd_level() == SimdLevel::avx512) return &sum_up_avx512;
+  if (simd_level() == SimdLevel::avx2) return &sum_up_avx2;
 #endif
   return &sum_up_portable;
 }

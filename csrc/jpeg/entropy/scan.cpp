@@ -37,8 +37,7 @@ bool is_restart(int marker) { return marker >= kFirstRestart && marker < kFirstR
 
 const ScanKernels& kernels() {
 #if defined(__x86_64__)
-  static const bool has_bmi2 = __builtin_cpu_supports("bmi2");
-  if (has_bmi2 && simd_level() != SimdLevel::portable) return kBmi2Scan;
+  if (simd_level() != SimdLevel::portable) return kBmi2Scan;
 #endif
   return kPortableScan;
 }

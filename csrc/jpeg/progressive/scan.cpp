@@ -11,8 +11,7 @@ const ProgressiveKernels kPortableProgressive = {&first_dc, &refine_dc, &first_a
 
 const ProgressiveKernels& progressive_kernels() {
 #if defined(__x86_64__)
-  static const bool has_bmi2 = __builtin_cpu_supports("bmi2");
-  if (has_bmi2 && simd_level() != SimdLevel::portable) return kBmi2Progressive;
+  if (simd_level() != SimdLevel::portable) return kBmi2Progressive;
 #endif
   return kPortableProgressive;
 }

@@ -206,12 +206,13 @@ def check_libraries() -> Check:
     core, findings, others = {}, [], []
     for name, version, built_with, loaded in _core.linked_libraries():
         loaded = loaded and os.path.realpath(loaded)
-        core[name] = {"built_with": built_with, "loaded": loaded, "version": version}
-        findings.append(f"{name} {version}".rstrip() + f" in {loaded or 'no file'}")
-        # In the core itself or beside it, where wheels put libraries, or in the folder of the build.
-        ours = (package, f"{package}.libs", os.path.realpath(os.path.dirname(built_with)))
-        if os.path.dirname(loaded) not in ours:
+        # In the core itself, as in a wheel, or beside it, or in the folder of the build.
+        if os.path.dirname(loaded) not in (package, os.path.realpath(os.path.dirname(built_with))):
             others.append(f"{name} from {loaded} in place of {built_with}")
+            version = "" if name == "libjpeg" else version  # not known: it cannot be asked
+        core[name] = {"built_with": built_with, "loaded": loaded, "version": version}
+        inside = loaded == os.path.realpath(_core.__file__)
+        findings.append(f"{name} {version}".rstrip() + (" inside" if inside else f" in {loaded or 'no file'}"))
     check = Check("libraries", ", ".join(findings), data={"core": core, "loaded": files})
     if others:
         remedy = (

@@ -394,11 +394,11 @@ class LoaderState:
 
 
 def _followed(state: LoaderState) -> SteadyState:
-    stats_of = weakref.WeakMethod(state.stats)  # an iterator's meter refers to it, too
+    state_of = weakref.ref(state)  # an iterator's meter refers to it, too
 
     def snapshot() -> Stats:
-        stats = stats_of()
-        return Stats() if stats is None else stats(0)
+        found = state_of()
+        return Stats() if found is None else found.stats(0)
 
     return SteadyState(snapshot)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import json
 import os
 import random
@@ -210,5 +211,6 @@ def test_an_unknown_name_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
 @pytest.mark.slow
 def test_a_program_has_a_process_of_its_own(source: Source, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Image, "open", Image.open.__get__(Image))  # as Ultralytics does, which ends the native engine
-    row = programs.measured("png_masks_only", source, 1, 1, 0.01)
+    args = argparse.Namespace(threads=1, repeats=1, turn_seconds=0.01)
+    row = programs.measured("load", "png_masks_only", source, args)
     assert (row["same"], row["where"]) == (True, NATIVE)

@@ -22,7 +22,7 @@ SIZES = {"model": "resnet18", "classes": 2, "epochs": 2, "batch_size": 8, "image
 
 
 def photographs() -> Path:
-    """Make a folder of 32 JPEG files: a subfolder for each of two classes, and ``labels.csv``."""
+    """Make a folder of 32 JPEG files in two classes, and ``labels.csv``."""
     folder = Path(_kept().name)
     rng = np.random.default_rng(0)
     with (folder / "labels.csv").open("w", newline="") as file:
@@ -66,7 +66,7 @@ class CIFAR10(datasets.CIFAR10):
 def parse(
     parser: argparse.ArgumentParser, name: str = "data", make: Callable[[], object] = photographs
 ) -> argparse.Namespace:
-    """Parse a program's arguments. Without data, some is made, and sizes that are not given are small."""
+    """Parse a program's arguments; make data and small sizes if none are given."""
     args = parser.parse_args()
     if not vars(args)[name]:
         parser.set_defaults(**{size: value for size, value in SIZES.items() if size in vars(args)}, **{name: make()})

@@ -45,7 +45,7 @@ else:  # PEP 562: a name is imported when it is first used, so that the command 
             "progress": "fastload.stats.progress:progress",
             "verify": "fastload.verification:verify",
         },
-        dict.fromkeys(("DataLoader", "FastLoader"), "fastload.elsewhere:FastLoader"),
+        dict.fromkeys(("DataLoader", "FastLoader"), "fastload.elsewhere:LoaderElsewhere"),
     )
 
 __all__ = [

@@ -1,4 +1,4 @@
-"""FastLoader on macOS and Windows, where fastload has no native core: torch's DataLoader with the same arguments."""
+"""Stand for FastLoader on macOS and Windows, where there is no native core."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from typing import Self
 
 
-class FastLoader(DataLoader[T_co]):
+class LoaderElsewhere(DataLoader[T_co]):
     """Torch's DataLoader, which takes FastLoader's arguments too.
 
     Batches are torch's and stay in host memory. A warning names the arguments that ask for anything else.

@@ -45,7 +45,6 @@ LAYERS = [
         "_core",
         "_display",
         "_files",
-        "_install",
         "_lazy",
         "_machine",
         "_result",

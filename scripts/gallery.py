@@ -36,7 +36,7 @@ def shown() -> Iterator[tuple[Path, str, str]]:
 
 
 def printed(command: str) -> str:
-    """Run a command in an empty folder, without a GPU and a network; return what it prints.
+    """Return what a command prints in an empty folder, without GPU and network.
 
     Raises:
         RuntimeError: It fails.

@@ -24,8 +24,8 @@ from PIL import Image
 
 from fastload._arguments import UsageError
 from fastload._files import files_below, open_file
-from fastload._install import with_extra
 from fastload._machine import usable_cpus
+from fastload._version import with_extra
 from fastload.measurement.console import console
 
 if TYPE_CHECKING:

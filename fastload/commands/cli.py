@@ -13,8 +13,7 @@ from dataclasses import dataclass, field
 from typing import Any, Final, TypeAlias
 
 from fastload._arguments import UsageError, settled
-from fastload._install import with_extra
-from fastload._version import __version__
+from fastload._version import __version__, with_extra
 
 Needs: TypeAlias = Mapping[str, Callable[[argparse.Namespace], object]]
 """Optional packages, and whether given arguments need them."""

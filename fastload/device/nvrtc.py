@@ -25,7 +25,7 @@ from typing import TYPE_CHECKING, Any, Final
 import torch
 
 from fastload import _core
-from fastload._install import with_extra
+from fastload._version import with_extra
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable

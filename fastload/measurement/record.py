@@ -16,9 +16,8 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from fastload._install import version_of
 from fastload._machine import cpu_budget, cpu_model, usable_cpus
-from fastload._version import __version__
+from fastload._version import __version__, version_of
 from fastload.measurement.console import console
 
 if TYPE_CHECKING:

@@ -30,8 +30,8 @@ from dataclasses import dataclass, field
 from queue import SimpleQueue
 from typing import Any, Final, NamedTuple
 
-from fastload._install import with_extra
 from fastload._tagged_files import make_key
+from fastload._version import with_extra
 from fastload.sources.disk_cache import DiskCache
 
 HEADER: Final = struct.Struct("<QQ")

@@ -8,7 +8,7 @@ import sys
 import time
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
-from fastload._install import with_extra
+from fastload._version import with_extra
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator

@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch.utils.data import DataLoader, TensorDataset
 
-from fastload.elsewhere import FastLoader
+from fastload.elsewhere import LoaderElsewhere as FastLoader
 
 DATA = TensorDataset(torch.arange(10))
 

@@ -1,4 +1,4 @@
-"""What to type for an extra, or for a core that does not load, follows from how fastload was installed."""
+"""Remedies follow from how fastload was installed."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from fastload import _install
+from fastload import _version
 
 CHECKOUT = {"url": "file:///clone", "dir_info": {}}
 WHEEL = {"url": "file:///dist/fastload_torch-0.1.0-cp312-abi3-manylinux_2_28_x86_64.whl", "archive_info": {}}
@@ -28,10 +28,10 @@ def test_remedies_name_what_was_installed(tmp_path, monkeypatch, source, extra, 
     if source is not None:  # of an index's there is no such file
         (about / "direct_url.json").write_text(json.dumps(source))
     monkeypatch.syspath_prepend(str(tmp_path))
-    assert _install.with_extra("cuda") == extra
-    assert _install.rebuild("get it").startswith(core)
+    assert _version.with_extra("cuda") == extra
+    assert _version.rebuild("get it").startswith(core)
 
 
 def test_a_folder_on_the_path_is_a_checkout(monkeypatch):
-    monkeypatch.setattr(_install, "DISTRIBUTION", "fastload-that-nobody-installed")
-    assert "checkout" in _install.with_extra("cuda")
+    monkeypatch.setattr(_version, "DISTRIBUTION", "fastload-that-no-one-installed")
+    assert "checkout" in _version.with_extra("cuda")

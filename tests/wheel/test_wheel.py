@@ -1,4 +1,4 @@
-"""Install the wheel into an empty environment, where it must need no library of the system's.
+"""Install the wheel into an empty environment, without libraries of the system's.
 
 Builds a wheel, which takes minutes and wants package indexes. FASTLOAD_WHEEL=1 runs it; FASTLOAD_WHEEL=<file> takes a
 wheel that is there.

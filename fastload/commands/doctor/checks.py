@@ -14,7 +14,7 @@ from dataclasses import asdict, dataclass, field, replace
 from typing import Any, Final, Literal, TypeAlias, get_args
 
 from fastload import _machine
-from fastload._install import rebuild, version_of
+from fastload._version import rebuild, version_of
 from fastload.nvtx import stages
 
 Status: TypeAlias = Literal["ok", "note", "warning", "missing"]

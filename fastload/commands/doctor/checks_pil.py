@@ -7,7 +7,7 @@ import statistics
 import time
 from typing import TYPE_CHECKING, Any, Final
 
-from fastload._install import version_of
+from fastload._version import version_of
 from fastload.commands.doctor.checks import Check
 
 if TYPE_CHECKING:

@@ -8,9 +8,8 @@ from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Final
 
-from fastload._install import version_of
 from fastload._machine import cpu_model, usable_cpus
-from fastload._version import DISTRIBUTION
+from fastload._version import DISTRIBUTION, version_of
 
 if TYPE_CHECKING:
     from pathlib import Path

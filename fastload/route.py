@@ -128,12 +128,13 @@ def decide(
     for_opencv = changes_libraries and decodes_for_opencv()
     is_deferred = is_lazy and loader.deferred and "torchvision" in sys.modules
     no_slots = no_slots_because(loader, device)
-    on_gpu_deferred = is_deferred and no_slots is None and _not_on_gpu(loader, None, device) is None
-    if maker == "workers" and on_gpu_deferred and loader.engine == "auto" and not outcomes.reads_pixels:
+    lazily_not_on_gpu = _not_on_gpu(loader, None, device) if is_lazy else None
+    paints = is_deferred and no_slots is None and lazily_not_on_gpu is None
+    if maker == "workers" and paints and loader.engine == "auto" and not outcomes.reads_pixels:
         maker, recipe = "python", None
         reasons = (*reasons, "functions of your own run beside it, and the GPU makes pixels faster than workers do")
     if is_lazy and recipe is None:
-        not_on_gpu = _not_on_gpu(loader, None, device)
+        not_on_gpu = lazily_not_on_gpu
     if maker == "next":
         no_slots = no_slots or "the main process makes the samples"
     return Route(maker, device, is_plain, recipe, reasons, is_lazy, for_opencv, is_deferred, no_slots, not_on_gpu)

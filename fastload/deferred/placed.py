@@ -102,10 +102,6 @@ class Placed:
         """Return the same pixels by themselves, made."""
         return Pending(Levels(self.pixels(), self.file.library), (0, 0, *self.size))
 
-    def fields(self) -> tuple[Any, ...]:
-        """No other process makes it."""
-        raise NotImplementedError
-
     def core_program(self) -> _core.ImageProgram:
         """The core's form of it."""
         if not self._made:

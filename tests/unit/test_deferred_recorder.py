@@ -76,6 +76,29 @@ def test_results_are_deferred_and_torchs(name, planar):
     assert not watching.is_off
 
 
+UNUSUAL = {
+    "batches side by side": lambda x: torch.cat([torch.stack([x, x]), torch.stack([x, x.flip(-1)])], -1),
+    "batches of six channels": lambda x: torch.cat([torch.stack([x]), torch.stack([x])], dim=1),
+    "one of a batch, turned": lambda x: x[None].to(torch.float64).flip(-1),
+    "one of a batch, copied": lambda x: x[None].to(torch.float64).clone(),
+    "one of a batch, joined": lambda x: torch.cat([x[None].double(), x[None].double()]),
+}
+
+
+@pytest.mark.parametrize("planar", [True, False])
+@pytest.mark.parametrize("name", UNUSUAL)
+def test_what_need_not_be_recorded_is_torchs(name, planar):
+    of = content(planar=planar)
+    x, like = deferred(of, single=True), expected(of)[0]
+    watching = recorder.CallRecorder()
+    with watching:
+        made = UNUSUAL[name](x)
+    theirs = UNUSUAL[name](like)
+    assert made.stride() == theirs.stride()
+    assert torch.equal(made, theirs)
+    assert not watching.is_off
+
+
 RESIZES = {
     "bilinear": lambda x: interpolate(x[None], (20, 31), mode="bilinear", antialias=True)[0],
     "bicubic": lambda x: interpolate(x[None], size=33, mode="bicubic", align_corners=False, antialias=True)[0],

@@ -1016,6 +1016,7 @@ def methods():
 
 @pytest.fixture
 def as_ever():
+    assert lazy_images.prepare()
     end()
     yield
     end()
@@ -1085,11 +1086,11 @@ def test_without_a_file_that_the_core_decodes_pillows_methods_stay(as_ever, name
 
 def test_a_resize_of_another_librarys_pixels_makes_images_lazy(as_ever):
     assert lazy_images.install()
+    with pytest.raises(TypeError, match=re.escape("Image.resize() missing 1 required positional argument: 'size'")):
+        Image.new("RGB", (9, 9)).resize()
     pixels = np.random.default_rng(0).integers(0, 256, (160, 200, 3), np.uint8)
     first = [Image.fromarray(of).resize((50, 40)) for of in (pixels[..., 0], pixels[:99, :99], pixels)]
     assert [type(vars(image)["_im"]) is Pending for image in first] == [False, False, True]
-    with pytest.raises(TypeError, match=re.escape("Image.resize() missing 1 required positional argument: 'size'")):
-        Image.new("RGB", (9, 9)).resize()
     changed = np.array(ImageOps.invert(first[-1].crop((3, 4, 43, 34))))
     end()
     theirs = Image.fromarray(pixels).resize((50, 40)).crop((3, 4, 43, 34))

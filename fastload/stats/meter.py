@@ -7,10 +7,12 @@ stage that runs in twelve workers at once may delay nothing.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import threading
 import time
 import weakref
+from collections import deque
 from typing import TYPE_CHECKING, Any, Final
 
 from torch.utils.data import IterableDataset
@@ -25,7 +27,7 @@ from fastload.stats.steady_state import BLOCK_S
 from fastload.torch_workers.processes import after_error, restart_workers
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
+    from collections.abc import Callable, Iterable, Iterator
 
     from fastload.stats.steady_state import SteadyState
 
@@ -340,6 +342,8 @@ class Meters:
         self._lock = threading.RLock()  # a finalizer may run in a thread that holds it
         self._pid = os.getpid()
         self._live: dict[int, Meter] = {}
+        self._gone: deque[int] = deque()  # numbers of meters to retire
+        self._holders = 0  # of the live meters: the lock's thread, and its finalizers
         self._number = 0
         self._before = Totals()
         self._places: Places = (), (), ()
@@ -350,40 +354,65 @@ class Meters:
         Live iterators are the parent's, and another thread may have held the lock.
         """
         self._lock, self._pid, self._live = threading.RLock(), os.getpid(), {}
+        self._gone, self._holders = deque(), 0
 
     def open(self, meter: Meter) -> Callable[[], None]:
         """Add ``meter``. Returns a function that retires it once its iterator is gone."""
-        with self._lock:
+        with self._held() as live:
             self._number += 1
             number = self._number
-            self._live[number] = meter
+            live[number] = meter
         return lambda: self._retire(number)
 
     def _retire(self, number: int) -> None:
         if os.getpid() != self._pid:  # forked child: the lock may be held, and the figures are the parent's
             return
+        self._gone.append(number)
+        with self._held():
+            pass
+
+    @contextlib.contextmanager
+    def _held(self) -> Iterator[dict[int, Meter]]:
+        """Hold the live meters. One whose iterator the collector ends meanwhile is retired afterwards."""
+        ended = []
         with self._lock:
-            meter = self._live.pop(number, None)
-            if meter is None:
-                return
-            self._before.add(meter.totals())
-            places = meter.places()
-            if any(places):
-                self._places = places
-        meter.close()
+            self._holders += 1
+            try:
+                yield self._live
+            finally:
+                self._holders -= 1
+                while self._gone and not self._holders:
+                    self._holders = 1
+                    try:
+                        ended += self._end()
+                    finally:
+                        self._holders = 0
+        for meter in ended:
+            meter.close()
+
+    def _end(self) -> list[Meter]:
+        """Count the next meter that is gone with those before."""
+        meter = self._live.pop(self._gone.popleft(), None) if self._gone else None
+        if meter is None:
+            return []
+        self._before.add(meter.totals())
+        places = meter.places()
+        if any(places):
+            self._places = places
+        return [meter]
 
     def totals(self) -> Totals:
         """Counts over all epochs."""
-        with self._lock:
+        with self._held() as live:
             totals = self._before.copy()
-            for meter in self._live.values():
+            for meter in list(live.values()):
                 totals.add(meter.totals())
         return totals
 
     def places(self) -> Places:
         """:meth:`Meter.places` of the last iterator that has any."""
-        with self._lock:
-            for meter in reversed(list(self._live.values())):
+        with self._held() as live:
+            for meter in reversed(list(live.values())):
                 places = meter.places()
                 if any(places):
                     return places
@@ -391,6 +420,6 @@ class Meters:
 
     def ready(self) -> tuple[int, int]:
         """Current number of batches ready: all of them, and those already on the device."""
-        with self._lock:
-            counts = [(meter.ready(), meter.on_device) for meter in self._live.values()]
+        with self._held() as live:
+            counts = [(meter.ready(), meter.on_device) for meter in list(live.values())]
         return int(sum(count for count, _ in counts)), int(sum(count for count, on_device in counts if on_device))

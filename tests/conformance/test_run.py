@@ -201,7 +201,8 @@ def test_fastloads_own_modules_keep_torchs_dataloader(folder):
                 importlib.import_module(module.name)
         holders = [name for name, module in sys.modules.items() if name.startswith("fastload")
                    and torch.utils.data.DataLoader in [v for v in vars(module).values() if isinstance(v, type)]]
-        assert holders == [] or holders == ["fastload.commands.run.patch"], holders
+        holders = set(holders) - {"fastload.elsewhere"}  # which stands for FastLoader where nothing is patched
+        assert holders <= {"fastload.commands.run.patch"}, holders
         """,
     )
 

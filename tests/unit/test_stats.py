@@ -736,3 +736,29 @@ def test_names_of_the_documentation_are_scalars():
     named = set(re.findall(r"`(fastload/\w[\w/]*)`(?=.*\|.*\|)", page.read_text()))
     assert len(named) > 15
     assert named <= set(full().scalars())
+
+
+@pytest.mark.parametrize("ends", ["first", "second"])
+def test_an_iterator_that_the_collector_ends_while_counts_are_added_up_is_counted_once(ends):
+    meters, shared = meter_module.Meters(), [SharedCounters(2, 4), SharedCounters(2, 4)]
+    retire = [meters.open(Meter(one, 4)) for one in shared]
+    for one in shared:
+        one.add(0, 1, 5.0)  # images
+
+    class Ends(list):
+        """The first meter's figures, which end an iterator once they are read."""
+
+        def __getitem__(self, index):
+            retire[ends == "second"]()
+            return list.__getitem__(self, index)
+
+    figures = Ends(shared[0]._figures)
+    figures.release = shared[0]._figures.release
+    shared[0]._figures = figures
+    assert meters.totals()["made:images"] == 10
+    assert meters.totals()["made:images"] == 10
+    assert shared[ends == "second"]._descriptor == -1, "closed"
+    for one in retire:
+        one()
+    assert meters.totals()["made:images"] == 10
+    assert [one._descriptor for one in shared] == [-1, -1]

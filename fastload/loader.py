@@ -25,6 +25,7 @@ from fastload.options import (
     INDEX_BYTES,
     Decode,
     Device,
+    DeviceCacheBytes,
     Engine,
     LoaderConfig,
     Options,
@@ -104,6 +105,10 @@ class FastLoader(LoaderConfig[T_co]):
         deferred: Whether tensors that worker processes make of images stay without pixels until the batch is sent:
             what the program does to them is noted, and done for all at once. Such a tensor has its values when it is
             looked at (:mod:`fastload.deferred`).
+        device_cache_bytes: Most bytes of a GPU's memory for JPEG files, which stay there, still encoded, after the GPU
+            has decoded them once. Later epochs then neither read nor copy them; a file that has changed since (its
+            size, times or inode) is read again. ``"auto"``: half of what is free. All loaders of the process share
+            what one of them allows. Memory that others need is given back. 0: none.
         exact: ``False`` also runs natively what has the same bits only at torch's pace: torchvision's ``GaussianBlur``,
             at most 1 of 256 levels off. The plan names it.
 
@@ -147,6 +152,7 @@ class FastLoader(LoaderConfig[T_co]):
         jpeg_index: object = None,
         decode: Decode = "auto",
         deferred: bool = True,
+        device_cache_bytes: DeviceCacheBytes = 0,
     ) -> None:
         auto = auto_workers(num_workers, dataset)
         super().__init__(
@@ -171,7 +177,7 @@ class FastLoader(LoaderConfig[T_co]):
         if auto is not None:
             self.num_workers = auto
         own = (device, memory_format, dtype, device_prefetch, engine, max_pinned_bytes, randomness, exact)
-        self._take_options(Options(*own, max_index_bytes, jpeg_index, decode, deferred))
+        self._take_options(Options(*own, max_index_bytes, jpeg_index, decode, deferred, device_cache_bytes))
 
     def _take_options(self, options: Options) -> None:
         # Public attributes, because frameworks rebuild a loader from vars(loader).
@@ -194,6 +200,7 @@ class FastLoader(LoaderConfig[T_co]):
             )
         self.decode = options.decode
         self.deferred = options.deferred
+        self.device_cache_bytes = options.device_cache_bytes
         vars(self)["_state"] = LoaderState()
         check_seedable(self, self.randomness)
         if self.engine == "native" or self.decode == "gpu":

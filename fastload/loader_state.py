@@ -173,8 +173,11 @@ class LoaderState:
         if decoder is None:
             return None
         from fastload.device.decode.choice import DecodeChoice
+        from fastload.device.decode.kept import files_on
         from fastload.device.decode.policy import DecodePolicy
 
+        if loader.device_cache_bytes and decoder.kept is None:
+            decoder.kept = files_on(route.device, loader.device_cache_bytes)
         policy = None if loader.decode == "gpu" else self.decode_policies.setdefault(route.device, DecodePolicy())
         return DecodeChoice(decoder, policy, totals=totals)
 

@@ -16,6 +16,7 @@ Device: TypeAlias = str | int | torch.device
 Engine: TypeAlias = Literal["auto", "torch", "native"]
 Decode: TypeAlias = Literal["auto", "cpu", "gpu"]
 Randomness: TypeAlias = Literal["worker", "sample"]
+DeviceCacheBytes: TypeAlias = Literal["auto"] | int
 T_co = TypeVar("T_co", covariant=True)
 
 
@@ -41,6 +42,7 @@ class Options:
     jpeg_index: object = None
     decode: Decode = "auto"
     deferred: bool = True
+    device_cache_bytes: DeviceCacheBytes = 0
 
     def __post_init__(self) -> None:
         check_device(self.device)
@@ -61,6 +63,11 @@ class Options:
             raise TypeError(f"max_index_bytes must be an int, got {type(index).__name__}")
         if index < 0:
             raise ValueError(f"max_index_bytes must be >= 0 (0 turns the index off), got {index}")
+        cache = self.device_cache_bytes
+        if isinstance(cache, bool) or not (isinstance(cache, int) or cache == "auto"):
+            raise TypeError(f"device_cache_bytes must be an int or 'auto', got {cache!r}")
+        if cache != "auto" and cache < 0:
+            raise ValueError(f"device_cache_bytes must be >= 0 (0 keeps no files on the device), got {cache}")
         limit = self.max_pinned_bytes
         if limit is not None and (isinstance(limit, bool) or not isinstance(limit, int)):
             raise TypeError(f"max_pinned_bytes must be an int or None, got {type(limit).__name__}")
@@ -83,6 +90,7 @@ class OwnArguments(TypedDict, total=False):
     jpeg_index: object
     decode: Decode
     deferred: bool
+    device_cache_bytes: DeviceCacheBytes
 
 
 class LoaderConfig(DataLoader[T_co]):
@@ -104,6 +112,7 @@ class LoaderConfig(DataLoader[T_co]):
     jpeg_index: object = Options.jpeg_index
     decode: Decode = Options.decode
     deferred: bool = Options.deferred
+    device_cache_bytes: DeviceCacheBytes = Options.device_cache_bytes
     copies_own_batches: bool = False  # of a subclass with its own iterators: whether they go to the device
 
     # Torch's two methods. Subclasses with an `__iter__` of their own call either.

@@ -145,6 +145,8 @@ extern "C" void run(const char* name, const unsigned* grid, const unsigned* shap
             points(at(0), (const StagedWork*)at(1), (const FindTables*)at(2), at(3), (int*)at(4));
         else if (kernel == "stuffed")
             stuffed(at(0), a[1], (const int*)at(2));
+        else if (kernel == "keep")
+            keep(at(0), (const StagedKeep*)at(1));
         else if (kernel == "huffman")
             huffman(at(0), (const StagedWork*)at(1), (const Tables*)at(2), (short*)at(3), (int*)at(4));
         else if (kernel == "coefficients")
@@ -175,6 +177,7 @@ class Finished:
     def __init__(self, layout: decode.StagedLayout, owners: list[int]) -> None:
         self._layout = layout
         self.used, self.search, self.codes, self.owner = layout.used, layout.search, layout.codes, owners.__getitem__
+        self.keeps = layout.keeps
 
     def finish(self, most_bytes: int) -> list[tuple[int, ...]]:
         """Return the chunks."""
@@ -238,6 +241,8 @@ class KernelsOnCpu:
             for launch in decode.find_launches(search, images, staging.codes[1], *addresses):
                 self._launch(launch)
             assert set(runs[:_MARGIN].tolist() + runs[-_MARGIN:].tolist()) == {0xA5}
+        if staging.keeps[1]:
+            self._launch(decode.keep_launch(staging.keeps, memory.data_ptr()))
         for chunk in chunks:
             blocks = [torch.full((size + 2 * _MARGIN,), 0xA5, dtype=torch.uint8) for size in chunk[4:6]]
             coefficients, scratch = (block[_MARGIN:-_MARGIN] for block in blocks)

@@ -10,15 +10,32 @@
 namespace fastload {
 namespace {
 
-timespec modified(const struct stat& about) {
+FileVersion version_of(const struct stat& about) {
 #if defined(__APPLE__)
-  return about.st_mtimespec;
+  return {about.st_dev, about.st_ino, about.st_size, about.st_mtimespec, about.st_ctimespec};
 #else
-  return about.st_mtim;
+  return {about.st_dev, about.st_ino, about.st_size, about.st_mtim, about.st_ctim};
 #endif
 }
 
+bool same(const timespec& a, const timespec& b) { return a.tv_sec == b.tv_sec && a.tv_nsec == b.tv_nsec; }
+
 }  // namespace
+
+bool FileVersion::has_data_of(const FileVersion& other) const {
+  return device == other.device && inode == other.inode && size == other.size && same(modified, other.modified);
+}
+
+bool FileVersion::operator==(const FileVersion& other) const {
+  return has_data_of(other) && same(changed, other.changed);
+}
+
+bool version_of(const char* path, FileVersion& version) {
+  struct stat about;
+  if (::stat(path, &about) != 0 || !S_ISREG(about.st_mode)) return false;
+  version = version_of(about);
+  return true;
+}
 
 ByteSource& ByteSource::operator=(ByteSource&& other) noexcept {
   close();
@@ -28,7 +45,8 @@ ByteSource& ByteSource::operator=(ByteSource&& other) noexcept {
   descriptor_ = std::exchange(other.descriptor_, -1);
   chunk_at_ = other.chunk_at_;
   known_ = other.known_;
-  identity_ = other.identity_;
+  opened_at_ = other.opened_at_;
+  version_ = other.version_;
   stop_ = other.stop_;
   failure_ = other.failure_;
   error_number_ = other.error_number_;
@@ -83,14 +101,11 @@ Status ByteSource::examine() {
   if (descriptor_ < 0 || ::fstat(descriptor_, &about) != 0) return fail(errno);
   if (S_ISDIR(about.st_mode)) return fail(EISDIR);
   if (!S_ISREG(about.st_mode)) return Status::unsupported;
-  const Identity found{about.st_dev, about.st_ino, about.st_size, modified(about)};
-  if (known_ &&
-      (found.device != identity_.device || found.inode != identity_.inode || found.size != identity_.size ||
-       found.modified.tv_sec != identity_.modified.tv_sec || found.modified.tv_nsec != identity_.modified.tv_nsec)) {
-    return Status::corrupt;
-  }
-  identity_ = found;
+  const FileVersion found = version_of(about);
+  if (known_ && !found.has_data_of(version_)) return Status::corrupt;
+  version_ = found;
   known_ = true;
+  opened_at_ = ::time(nullptr);
   size_ = static_cast<std::size_t>(about.st_size);
   return Status::ok;
 }

@@ -21,6 +21,22 @@ inline constexpr std::size_t kWholeFileBytes = std::size_t{1} << 20;
 // Larger files are read in pieces of this size, when the decoder needs them.
 inline constexpr std::size_t kChunkBytes = std::size_t{256} << 10;
 
+// A regular file and its version, as the file system knows them.
+struct FileVersion {
+  dev_t device = 0;
+  ino_t inode = 0;
+  off_t size = 0;
+  timespec modified{};
+  timespec changed{};  // of its data or anything else about it; a program cannot set it
+
+  // Whether the data are the same; a file may have been renamed, say.
+  bool has_data_of(const FileVersion& other) const;
+  bool operator==(const FileVersion& other) const;
+};
+
+// False if there is no regular file, or it cannot be asked for.
+bool version_of(const char* path, FileVersion& version);
+
 // Bytes that the source owns or borrows; valid until its next call.
 struct Span {
   const std::uint8_t* data = nullptr;
@@ -55,6 +71,14 @@ class ByteSource {
   // shrinks while it is read ends at the bytes that could be read. With `key`, the file must have been tagged with it,
   // and is always read whole: `unreadable` (EBADMSG) if it was not. Throws std::bad_alloc.
   Status open(const char* path, const HashKey* key = nullptr);
+  // Makes open() give `corrupt` unless the file's data are those of that version.
+  void expect(const FileVersion& version) {
+    version_ = version;
+    known_ = true;
+  }
+  // The file that was opened last, and when, in seconds since 1970; null if there is none.
+  const FileVersion* version() const { return known_ ? &version_ : nullptr; }
+  time_t opened_at() const { return opened_at_; }
   // Whether at() can give bytes without open().
   bool is_open() const { return data_ != nullptr || descriptor_ >= 0; }
   // Memory that holds a whole file; 0 if the bytes are borrowed or read in chunks.
@@ -71,14 +95,6 @@ class ByteSource {
   int error_number() const { return error_number_; }
 
  private:
-  // Identifies the file and its version.
-  struct Identity {
-    dev_t device;
-    ino_t inode;
-    off_t size;
-    timespec modified;
-  };
-
   void close();
   Status examine();
   std::size_t read(std::size_t offset, std::uint8_t* to, std::size_t wanted);
@@ -91,8 +107,9 @@ class ByteSource {
   Buffer buffer_;
   int descriptor_ = -1;
   std::size_t chunk_at_ = 0;  // file offset of the buffer's bytes
-  bool known_ = false;        // `identity_` is valid
-  Identity identity_{};
+  bool known_ = false;        // `version_` is valid
+  time_t opened_at_ = 0;
+  FileVersion version_{};
   const std::atomic<bool>* stop_ = nullptr;
   Status failure_ = Status::ok;
   int error_number_ = 0;

@@ -41,17 +41,32 @@ void bind_staging(nb::module_& m) {
   nb::class_<FoundPoints>(m, "FoundPoints")
       .def("learn", &FoundPoints::learn, "index"_a, nb::call_guard<nb::gil_scoped_release>())
       .def_prop_ro("done", &FoundPoints::done);
+  nb::class_<KeptMemory>(m, "KeptMemory")
+      .def(nb::init<std::uint64_t>(), "address"_a)
+      .def_ro("address", &KeptMemory::address)
+      .def_prop_ro("users", &KeptMemory::users);
+  nb::class_<KeptFiles>(m, "KeptFiles")
+      .def(nb::init<int>(), "settle_seconds"_a = KeptFiles::kSettleSeconds)
+      .def("forget", &KeptFiles::forget, "memory"_a, nb::call_guard<nb::gil_scoped_release>())
+      .def_prop_rw(
+          "wants", [](const KeptFiles& self) { return self.wants.load(); },
+          [](KeptFiles& self, bool wants) { self.wants = wants; })
+      .def_prop_ro("totals", [](const KeptFiles& self) {
+        const KeptFiles::Totals totals = self.totals();
+        return nb::make_tuple(totals.files, totals.found, totals.missed);
+      });
   nb::class_<BoundStaging>(m, "Staging")
       .def(
           "__init__",
           [](BoundStaging* self, StagingMemory memory, std::size_t images, std::size_t views,
-             const std::string& new_file, std::optional<std::size_t> most_samples, std::shared_ptr<FoundPoints> found) {
+             const std::string& new_file, std::optional<std::size_t> most_samples, std::shared_ptr<FoundPoints> found,
+             std::shared_ptr<KeptFiles> kept) {
             auto staging = std::make_shared<Staging>(memory.data(), memory.size(), images, views, new_file_of(new_file),
-                                                     most_samples.value_or(images), std::move(found));
+                                                     most_samples.value_or(images), std::move(found), std::move(kept));
             new (self) BoundStaging{std::move(staging), std::move(memory)};
           },
           "memory"_a.noconvert(), "images"_a, "views"_a = 1, "new_file"_a = "refuse", "most_samples"_a = nb::none(),
-          "found"_a = nb::none())
+          "found"_a = nb::none(), "kept"_a = nb::none())
       .def("has",
            [](const BoundStaging& self) {
              std::string flags(self.staging->size(), '\0');
@@ -80,6 +95,24 @@ void bind_staging(nb::module_& m) {
             return chunks;
           },
           "most_bytes"_a)
+      .def_prop_ro("keep_bytes", [](const BoundStaging& self) { return self.staging->keep_bytes(); })
+      .def(
+          "keep_in",
+          [](BoundStaging& self, const KeptMemory& memory, std::uint64_t address) {
+            self.staging->keep_in(memory, address);
+          },
+          "memory"_a, "address"_a)
+      .def_prop_ro(
+          "keeps",
+          [](const BoundStaging& self) { return nb::make_tuple(self.staging->keeps_at(), self.staging->keep_count()); })
+      .def(
+          "keep",
+          [](BoundStaging& self, const Flags& bad) {
+            if (bad.size() != self.staging->size()) throw nb::value_error("bad must be as large as the batch");
+            self.staging->keep(bad.data());
+          },
+          "bad"_a.noconvert())
+      .def_prop_ro("kept_files", [](const BoundStaging& self) { return self.staging->kept_files(); })
       .def_prop_ro("search", [](const BoundStaging& self) { return to_tuple(self.staging->search()); })
       .def(
           "found",

@@ -16,7 +16,7 @@ static_assert(kStagedPlanes == ProgressiveDecoder::kMostPlanes);
 static_assert(kStagedScans >= ProgressiveDecoder::kMostScans);
 
 constexpr std::size_t kAlignment = 16;
-constexpr std::size_t kZeros = 32;  // that kernels may read behind the data
+constexpr std::size_t kZeros = kStagedZeros;
 static_assert(kZeros >= kUnstuffSlack);
 // Beyond it a resize shrinks so much that its weights would take more memory than the file.
 constexpr std::size_t kMostWeights = std::size_t{1} << 15;
@@ -70,6 +70,30 @@ std::size_t end_of_data(ByteSource& source, std::size_t from) {
     const int marker = source.at(from, 2).data[1];
     if (marker == 0xD9) return from;
   }
+}
+
+// Of the points of a whole scan, which begin at image.points, uses those of the image's window.
+void use_all_points(const Scan& scan, StagedImage& image) {
+  const std::uint32_t in_row = (scan.mcu_columns + kSegmentMcus - 1) / kSegmentMcus;
+  const auto first = static_cast<std::uint32_t>(image.mcu_column) / kPointSpacing * 2;
+  image.points_in_row = static_cast<int>(in_row);
+  image.points += (static_cast<unsigned>(image.mcu_row) * in_row + first) * static_cast<unsigned>(sizeof(StagedPoint));
+}
+
+void describe_scan(const Scan& scan, const McuWindow& mcus, StagedImage& image) {
+  describe_mcus(scan, mcus, image);
+  image.scan_columns = static_cast<int>(scan.mcu_columns);
+  image.restart_interval = static_cast<int>(scan.restart_interval);
+}
+
+McuWindow window_of(const Scan& scan, const ImageHeader& header, const Region& region) {
+  return mcus_of(scan, header.width, header.height, region.left, region.width, region.top, region.top + region.height);
+}
+
+// The pixels of the file that an image is made of.
+Region region_of(const StagedImage& image) {
+  return {static_cast<std::uint32_t>(image.top), static_cast<std::uint32_t>(image.left),
+          static_cast<std::uint32_t>(image.height), static_cast<std::uint32_t>(image.width)};
 }
 
 // Numbers the scan's codes. False if there are more than baseline files have.
@@ -148,12 +172,9 @@ bool ImageStager::prepare_to_find(ByteSource& source, StagedImage& image) {
   data_bytes_ = size;
   intervals_ = static_cast<std::size_t>(intervals);
   points_.clear();
-  const std::uint32_t in_row = (scan.mcu_columns + kSegmentMcus - 1) / kSegmentMcus;
-  const auto first = static_cast<std::uint32_t>(image.mcu_column) / kPointSpacing * 2;
   image.interval_count = static_cast<unsigned>(intervals_);
   image.scan_rows = static_cast<int>(scan.mcu_rows);
-  image.points_in_row = static_cast<int>(in_row);
-  image.points = (static_cast<unsigned>(image.mcu_row) * in_row + first) * static_cast<unsigned>(sizeof(StagedPoint));
+  use_all_points(scan, image);
   return true;
 }
 
@@ -161,8 +182,7 @@ bool ImageStager::prepare_scan(ByteSource& source, const JpegHeader& header, con
                                NewFile new_file, StagedImage& image) {
   if (!read_baseline(source, header, tables_, baseline_)) return false;
   const Scan& scan = baseline_.scan;
-  const McuWindow mcus =
-      mcus_of(scan, header.width, header.height, region.left, region.width, region.top, region.top + region.height);
+  const McuWindow mcus = window_of(scan, header, region);
   JpegIndex::Points points;
   CodedPoints known;
   if (index != nullptr) {
@@ -176,12 +196,11 @@ bool ImageStager::prepare_scan(ByteSource& source, const JpegHeader& header, con
     scanned = scan_for_points(source);
     knows = known.open(scanned.data(), scanned.size(), scan);
   }
-  if ((!knows && new_file != NewFile::find) || !stage_codes(scan, codes_, image)) return false;
-  describe_mcus(scan, mcus, image);
-  image.scan_columns = static_cast<int>(scan.mcu_columns);
-  image.restart_interval = static_cast<int>(scan.restart_interval);
-  if (!(knows ? prepare_rows(source, known, mcus) : prepare_to_find(source, image))) return false;
-  if (knows) image.points_in_row = static_cast<int>(segments_) + 1;
+  const bool finds = new_file == NewFile::keep || (!knows && new_file == NewFile::find);
+  if ((!knows && !finds) || !stage_codes(scan, codes_, image)) return false;
+  describe_scan(scan, mcus, image);
+  if (!(finds ? prepare_to_find(source, image) : prepare_rows(source, known, mcus))) return false;
+  if (!finds) image.points_in_row = static_cast<int>(segments_) + 1;
   JpegIndex::Key now;
   if (!scanned.empty() && index->key_of(source, now) && now == key_) index->keep(key_, std::move(scanned));
   stage_quantization(baseline_, image);
@@ -193,8 +212,7 @@ bool ImageStager::prepare_coefficients(ByteSource& source, const JpegHeader& hea
                                        StagedImage& image) {
   if (!progressive_.start(source, header)) return false;
   const Scan& scan = progressive_.frame().scan;
-  const McuWindow mcus =
-      mcus_of(scan, header.width, header.height, region.left, region.width, region.top, region.top + region.height);
+  const McuWindow mcus = window_of(scan, header, region);
   if (!progressive_.decode(mcus)) return false;
   describe_mcus(scan, mcus, image);
   stage_quantization(progressive_.frame(), image);
@@ -216,8 +234,8 @@ bool ImageStager::prepare_coefficients(ByteSource& source, const JpegHeader& hea
   return true;
 }
 
-bool ImageStager::prepare(ByteSource& source, const JpegHeader& header, const Region& crop, const ResizeJob& job,
-                          JpegIndex* index, StagedData data, NewFile new_file, StagedImage& image) {
+// What the kernels need beside the file's data, and which of its pixels.
+bool ImageStager::prepare_pixels(const Region& crop, const ResizeJob& job, StagedImage& image) {
   image = StagedImage{};
   is_new_ = false;
   steps_.clear();
@@ -233,17 +251,6 @@ bool ImageStager::prepare(ByteSource& source, const JpegHeader& header, const Re
   image.top = static_cast<int>(crop.top) + axes_.y->first;
   image.width = axes_.x->extent;
   image.height = axes_.y->extent;
-  const Region region = data == StagedData::whole
-                            ? Region{0, 0, header.height, header.width}
-                            : Region{static_cast<std::uint32_t>(image.top), static_cast<std::uint32_t>(image.left),
-                                     static_cast<std::uint32_t>(image.height), static_cast<std::uint32_t>(image.width)};
-  if (data != StagedData::shared &&
-      !(header.progressive ? prepare_coefficients(source, header, region, image)
-                           : prepare_scan(source, header, region, index, new_file, image))) {
-    return false;
-  }
-  image.image_width = static_cast<int>(header.width);
-  image.image_height = static_cast<int>(header.height);
   image.out_width = job.window.width;
   image.out_height = job.window.height;
   image.vertical_first = axes_.vertical_first;
@@ -251,6 +258,56 @@ bool ImageStager::prepare(ByteSource& source, const JpegHeader& header, const Re
   image.x_taps = axes_.x->taps;
   image.y_taps = axes_.y->taps;
   return true;
+}
+
+bool ImageStager::prepare(ByteSource& source, const JpegHeader& header, const Region& crop, const ResizeJob& job,
+                          JpegIndex* index, StagedData data, NewFile new_file, StagedImage& image) {
+  if (!prepare_pixels(crop, job, image)) return false;
+  const Region region = data == StagedData::whole ? Region{0, 0, header.height, header.width} : region_of(image);
+  if (data != StagedData::shared &&
+      !(header.progressive ? prepare_coefficients(source, header, region, image)
+                           : prepare_scan(source, header, region, index, new_file, image))) {
+    return false;
+  }
+  image.image_width = static_cast<int>(header.width);
+  image.image_height = static_cast<int>(header.height);
+  return true;
+}
+
+bool ImageStager::prepare_kept(const KeptFile& file, const Region& crop, const ResizeJob& job, StagedImage& image) {
+  if (!prepare_pixels(crop, job, image)) return false;
+  describe_scan(file.scan, window_of(file.scan, file.header, region_of(image)), image);
+  const KeptFile::Tables& tables = *file.tables;
+  codes_ = tables.codes;
+  for (int c = 0; c < file.scan.components; ++c) {
+    image.dc[c] = tables.dc[c];
+    image.ac[c] = tables.ac[c];
+    std::copy(tables.quantization[c].begin(), tables.quantization[c].end(), image.quantization[c]);
+  }
+  image.kept = file.address;
+  image.data_bytes = file.data_bytes;
+  image.points = file.points;
+  use_all_points(file.scan, image);
+  image.image_width = static_cast<int>(file.header.width);
+  image.image_height = static_cast<int>(file.header.height);
+  return true;
+}
+
+KeptFile ImageStager::to_keep(const JpegHeader& header, const StagedImage& image) const {
+  auto tables = std::make_shared<KeptFile::Tables>();
+  KeptFile file;
+  file.header = header;
+  file.scan = baseline_.scan;
+  for (int c = 0; c < file.scan.components; ++c) {
+    file.scan.component[c].dc = nullptr;
+    file.scan.component[c].ac = nullptr;
+    tables->dc[c] = image.dc[c];
+    tables->ac[c] = image.ac[c];
+    tables->quantization[c] = baseline_.quantization[c];
+  }
+  tables->codes = codes_;
+  file.tables = std::move(tables);
+  return file;
 }
 
 std::size_t ImageStager::bytes() const {
@@ -377,10 +434,10 @@ bool ImageStager::write(ByteSource& source, std::uint8_t* memory, std::size_t at
   const auto place = [&] { return static_cast<unsigned>(at + static_cast<std::size_t>(to - memory)); };
   auto* const points = reinterpret_cast<StagedPoint*>(to);
   auto* const ends = reinterpret_cast<unsigned*>(to);
-  (intervals_ > 0 ? image.intervals : image.points) = place();
+  if (image.kept == 0) (intervals_ > 0 ? image.intervals : image.points) = place();
   to += intervals_ > 0 ? aligned(intervals_ * sizeof(unsigned)) : aligned(points_.size() * sizeof(StagedPoint));
   data_ = to;
-  if (image.scan_count > 0) return true;
+  if (image.scan_count > 0 || image.kept != 0) return true;
   image.data = place();
   if (intervals_ > 0 && !write_scan(source, to, ends)) return false;
   for (std::size_t i = 0; i < points_.size(); i += segments_ + 1) {

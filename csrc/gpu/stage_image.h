@@ -2,12 +2,12 @@
 // CUDA.
 #pragma once
 
-#include <array>
 #include <cstddef>
 #include <cstdint>
 #include <vector>
 
 #include "base/source.h"
+#include "gpu/kept_files.h"
 #include "gpu/kernels/decode_layout.h"
 #include "index/jpeg_index.h"
 #include "jpeg/baseline.h"
@@ -18,9 +18,6 @@
 #include "resample/axis_tables.h"
 
 namespace fastload {
-
-// The codes of one image.
-using StagedCodes = std::array<std::array<std::uint8_t, kStagedCodeBytes>, kStagedCodes>;
 
 // What to prepare of a file's data.
 enum class StagedData {
@@ -34,6 +31,7 @@ enum class NewFile {
   refuse,  // threads decode it
   scan,    // its points are noted in the index first, without making pixels
   find,    // kernels find its points
+  keep,    // the same, even if the index knows them, as they are to be kept with the data
 };
 
 // Prepares one image at a time, in two steps, so that it is written once, where it stays. Not thread-safe.
@@ -45,6 +43,10 @@ class ImageStager {
   // whose coefficients are decoded here and never looked up. Throws std::bad_alloc.
   bool prepare(ByteSource& source, const JpegHeader& header, const Region& crop, const ResizeJob& job, JpegIndex* index,
                StagedData data, NewFile new_file, StagedImage& image);
+  // The same for a file whose data are in the device's memory, but for what write() adds.
+  bool prepare_kept(const KeptFile& file, const Region& crop, const ResizeJob& job, StagedImage& image);
+  // What there is to keep of the prepared image's file, but for what its data are and where.
+  KeptFile to_keep(const JpegHeader& header, const StagedImage& image) const;
   // Whether the prepared image's file is new.
   bool is_new() const { return is_new_; }
   // The file's key in the index, if there is one.
@@ -61,6 +63,7 @@ class ImageStager {
   bool write(ByteSource& source, std::uint8_t* memory, std::size_t at, StagedImage& image);
 
  private:
+  bool prepare_pixels(const Region& crop, const ResizeJob& job, StagedImage& image);
   bool prepare_scan(ByteSource& source, const JpegHeader& header, const Region& region, JpegIndex* index,
                     NewFile new_file, StagedImage& image);
   std::vector<std::uint8_t> scan_for_points(ByteSource& source);

@@ -69,6 +69,9 @@ std::size_t search_bytes_of(const StagedImage& image, std::size_t data_bytes) {
   return (subsequences_in(data_bytes) / kFindsPerBlock + 1) * sizeof(StagedWork) + point_bytes_of(image);
 }
 
+// Of an image's data, and the zeros behind them, as they are kept.
+std::size_t kept_data_bytes_of(const StagedImage& image) { return aligned(image.data_bytes + kStagedZeros); }
+
 // Of the kernels that find points: see Runs in points.cu.
 std::size_t run_bytes_of(std::size_t subsequences) {
   return aligned((subsequences * (3 + kPassedMax) + 1) * sizeof(FoundRun) + (subsequences + 1) * sizeof(unsigned));
@@ -76,18 +79,30 @@ std::size_t run_bytes_of(std::size_t subsequences) {
 
 }  // namespace
 
-bool stage_sample(ByteSource& source, const JpegHeader& header, const Geometry& geometry, const SampleOptions& options,
-                  ImageStager& stager, StagedData data, NewFile new_file, StagedImage& image) {
+namespace {
+
+// Whether a GPU makes all of the geometry, once the stager has `prepared` an image for it.
+template <typename Prepare>
+bool stage(const JpegHeader& header, const Geometry& geometry, const SampleOptions& options, ImageStager& stager,
+           StagedImage& image, Prepare prepare) {
   const PixelBox& window = geometry.window;
   return !options.fast && has_valid_boxes(header, geometry) &&
-         stager.prepare(source, header, to_region(geometry.crop), job_of(geometry.crop, geometry, options),
-                        options.index, data, new_file, image) &&
+         prepare(to_region(geometry.crop), job_of(geometry.crop, geometry, options)) &&
          stage_steps(geometry.steps, options.pass_rule, window.height, window.width, options.height, options.width,
                      stager.steps(), image);
 }
 
+}  // namespace
+
+bool stage_sample(ByteSource& source, const JpegHeader& header, const Geometry& geometry, const SampleOptions& options,
+                  ImageStager& stager, StagedData data, NewFile new_file, StagedImage& image) {
+  return stage(header, geometry, options, stager, image, [&](const Region& crop, const ResizeJob& job) {
+    return stager.prepare(source, header, crop, job, options.index, data, new_file, image);
+  });
+}
+
 Staging::Staging(std::uint8_t* memory, std::size_t size, std::size_t count, std::size_t views, NewFile new_file,
-                 std::size_t most_samples, std::shared_ptr<FoundPoints> found)
+                 std::size_t most_samples, std::shared_ptr<FoundPoints> found, std::shared_ptr<KeptFiles> kept)
     : memory_(memory),
       size_(std::min(size, kMostBytes) / kAlignment * kAlignment),
       count_(count),
@@ -95,7 +110,8 @@ Staging::Staging(std::uint8_t* memory, std::size_t size, std::size_t count, std:
       most_samples_(most_samples),
       new_file_(new_file),
       found_(std::move(found)),
-      places_(count) {
+      places_(count),
+      kept_(std::move(kept)) {
   used_ = wanted_ = aligned(count * sizeof(StagedImage));
   if (used_ > size_) throw std::invalid_argument("staging memory must have room for its images' numbers");
   if (reinterpret_cast<std::uintptr_t>(memory) % kAlignment != 0) {
@@ -104,6 +120,42 @@ Staging::Staging(std::uint8_t* memory, std::size_t size, std::size_t count, std:
   if (views == 0 || count % views != 0) throw std::invalid_argument("each sample must have all views");
   if (views > 1) files_.resize(count / views);
   if (new_file == NewFile::find) sought_.resize(count);
+  if (kept_ != nullptr) {
+    known_.resize(count);
+    to_keep_.resize(count);
+  }
+}
+
+KeptFiles::Known Staging::kept(const Input& input) const {
+  FileVersion version;
+  if (kept_ == nullptr || input.data != nullptr || input.key || !version_of(input.path.c_str(), version))
+    return nullptr;
+  return kept_->find(version);
+}
+
+bool Staging::add_kept(std::size_t number, const KeptFiles::Known& file, const Geometry& geometry,
+                       const SampleOptions& options, std::size_t out) try {
+  static thread_local ImageStager stager;
+  StagedImage staged;
+  std::size_t at = 0;
+  const auto prepare = [&](const Region& crop, const ResizeJob& job) {
+    return stager.prepare_kept(*file, crop, job, staged);
+  };
+  if (number / views_ >= most_samples_ || !fastload::stage(file->header, geometry, options, stager, staged, prepare) ||
+      !take(stager, true, work_bytes_of(staged), staged, at)) {
+    return false;
+  }
+  ByteSource none;
+  stager.write(none, memory_ + at, at, staged);
+  staged.out = out;
+  staged.owner = static_cast<int>(number);
+  known_[number] = file;
+  image(number) = staged;
+  places_[number] = Place::staged;
+  kept_count_.fetch_add(1, std::memory_order_relaxed);
+  return true;
+} catch (const std::bad_alloc&) {
+  return false;
 }
 
 bool Staging::add(std::size_t number, ByteSource& source, const JpegHeader& header, const Geometry& geometry,
@@ -167,32 +219,25 @@ bool Staging::stage(std::size_t number, ByteSource& source, const JpegHeader& he
                     const SampleOptions& options, std::size_t out, StagedData data, std::size_t owner) {
   static thread_local ImageStager stager;
   StagedImage staged;
-  if (!stage_sample(source, header, geometry, options, stager, data, new_file_, staged)) {
+  const bool keeps =
+      kept_ != nullptr && new_file_ == NewFile::find && data != StagedData::shared && kept_->wants_file(source);
+  const NewFile new_file = keeps ? NewFile::keep : new_file_;
+  if (!stage_sample(source, header, geometry, options, stager, data, new_file, staged)) {
     const std::lock_guard<std::mutex> lock(mutex_);
     wanted_ += aligned(std::min(source.size(), kMostUnknown));
     return false;
   }
   const bool has_data = data != StagedData::shared && staged.scan_count == 0;  // that a code is needed for
-  const StagedCodes& codes = stager.codes();
-  const std::size_t needed = stager.bytes();
   // The data are at most what write() may write.
-  const std::size_t work = has_data ? work_bytes_of(staged) + search_bytes_of(staged, needed) : 0;
+  const std::size_t work = has_data ? work_bytes_of(staged) + search_bytes_of(staged, stager.bytes()) : 0;
   std::size_t at = 0;
-  {
-    const std::lock_guard<std::mutex> lock(mutex_);
-    const auto found = has_data ? std::find(codes_.begin(), codes_.end(), codes) : codes_.begin();
-    const bool is_new = has_data && found == codes_.end();
-    const std::size_t kept = work + (is_new ? sizeof codes : 0);
-    wanted_ += needed + kept;
-    if (needed + kept > size_ - used_ - kept_) return false;
-    staged.code_set = static_cast<int>(found - codes_.begin());
-    if (is_new) codes_.push_back(codes);
-    at = used_;
-    used_ += needed;
-    kept_ += kept;
-  }
+  if (!take(stager, has_data, work + (keeps ? sizeof(StagedKeep) : 0), staged, at)) return false;
   if (!stager.write(source, memory_ + at, at, staged)) return false;
-  if (staged.interval_count > 0 && options.index != nullptr) {
+  if (keeps && staged.interval_count > 0) {
+    to_keep_[number] = stager.to_keep(header, staged);
+    to_keep_[number]->version = *source.version();
+  }
+  if (staged.interval_count > 0 && stager.is_new() && options.index != nullptr) {
     JpegIndex::Key now = stager.key();  // the file may have changed, unless it is in memory
     if (source.held_bytes() > 0 || options.index->key_of(source, now)) {
       if (now == stager.key()) sought_[number] = FoundPoints::File{now, stager.scan(), 0};
@@ -203,6 +248,23 @@ bool Staging::stage(std::size_t number, ByteSource& source, const JpegHeader& he
   if (stager.is_new()) new_files_.fetch_add(1, std::memory_order_relaxed);
   image(number) = staged;
   places_[number] = Place::staged;
+  return true;
+}
+
+bool Staging::take(const ImageStager& stager, bool has_codes, std::size_t kept, StagedImage& image, std::size_t& at) {
+  const StagedCodes& codes = stager.codes();
+  const std::size_t needed = stager.bytes();
+  const std::lock_guard<std::mutex> lock(mutex_);
+  const auto found = has_codes ? std::find(codes_.begin(), codes_.end(), codes) : codes_.begin();
+  const bool is_new = has_codes && found == codes_.end();
+  if (is_new) kept += sizeof codes;
+  wanted_ += needed + kept;
+  if (needed + kept > size_ - used_ - reserved_) return false;
+  image.code_set = static_cast<int>(found - codes_.begin());
+  if (is_new) codes_.push_back(codes);
+  at = used_;
+  used_ += needed;
+  reserved_ += kept;
   return true;
 }
 
@@ -316,8 +378,54 @@ std::vector<Staging::Chunk> Staging::finish(std::size_t most_bytes) {
     std::memcpy(memory_ + used_, codes.data(), sizeof codes);
     used_ += sizeof codes;
   }
+  if (keep_count_ > 0) {  // what they say is known later
+    keeps_at_ = used_;
+    used_ += keep_count_ * sizeof(StagedKeep);
+  }
   place_searches();
+  place_keeps();
   return chunks;
+}
+
+std::size_t Staging::keep_bytes() const {
+  std::size_t bytes = 0;
+  for (std::size_t number = 0; number < to_keep_.size(); ++number) {
+    if (is_to_keep(number)) bytes += kept_data_bytes_of(image(number)) + point_bytes_of(image(number));
+  }
+  return bytes;
+}
+
+void Staging::keep_in(const KeptMemory& memory, std::uint64_t address) {
+  keep_count_ = 0;
+  for (std::size_t number = 0; number < to_keep_.size(); ++number) {
+    if (!is_to_keep(number)) continue;
+    const StagedImage& staged = image(number);
+    KeptFile& file = *to_keep_[number];
+    memory.place(file, address);
+    file.data_bytes = staged.data_bytes;
+    file.points = static_cast<unsigned>(kept_data_bytes_of(staged));
+    address += file.points + point_bytes_of(staged);
+    ++keep_count_;
+  }
+}
+
+void Staging::place_keeps() {
+  if (keep_count_ == 0) return;
+  auto* to = reinterpret_cast<StagedKeep*>(memory_ + keeps_at_);
+  for (std::size_t number = 0; number < count_; ++number) {
+    if (!is_to_keep(number)) continue;
+    const StagedImage& staged = image(number);
+    const KeptFile& file = *to_keep_[number];
+    *to++ = {file.address, staged.data, static_cast<unsigned>(file.points / kAlignment), staged.found_points,
+             static_cast<unsigned>(point_bytes_of(staged) / kAlignment)};
+  }
+}
+
+void Staging::keep(const std::int32_t* bad) {
+  if (keep_count_ == 0) return;
+  for (std::size_t number = 0; number < count_; ++number) {
+    if (is_to_keep(number) && bad[number] == 0) kept_->keep(KeptFile(*to_keep_[number]));
+  }
 }
 
 // Where the kernels write the runs and the points that they find: the latter behind what is used, where stage() has

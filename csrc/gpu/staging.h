@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "gpu/found_points.h"
+#include "gpu/kept_files.h"
 #include "gpu/kernels/decode_layout.h"
 #include "gpu/stage_image.h"
 #include "sample/sample.h"
@@ -41,9 +42,16 @@ class Staging {
   // `memory` must stay valid while threads use it. Each `views` images in a row may be views of one file, which is then
   // decoded once. Samples behind the first `most_samples` are refused.
   // If `found` is not null, each add() also brings the points of one more file of an earlier batch to the index.
+  // With `kept`, the kernels use what is kept of files, and new ones of it are staged as a whole if it wants them.
   Staging(std::uint8_t* memory, std::size_t size, std::size_t count, std::size_t views = 1,
           NewFile new_file = NewFile::refuse, std::size_t most_samples = static_cast<std::size_t>(-1),
-          std::shared_ptr<FoundPoints> found = nullptr);
+          std::shared_ptr<FoundPoints> found = nullptr, std::shared_ptr<KeptFiles> kept = nullptr);
+
+  // What is kept of the input's file as it is now; null if nothing is. Never throws.
+  KeptFiles::Known kept(const Input& input) const;
+  // As add(), of such a file.
+  bool add_kept(std::size_t number, const KeptFiles::Known& file, const Geometry& geometry,
+                const SampleOptions& options, std::size_t out);
 
   // Prepares one image, whose result begins at byte `out` of the batch's pixels. False if it has to be decoded here:
   // see stage_image(), or there is no room. Never throws.
@@ -61,6 +69,18 @@ class Staging {
   // Only once no thread adds images, and only once: divides the batch into chunks of at most `most_bytes` of
   // intermediate results.
   std::vector<Chunk> finish(std::size_t most_bytes);
+
+  // Only once no thread adds images: how much device memory it takes to keep what can be.
+  std::size_t keep_bytes() const;
+  // Before finish(): keeps it there, from that address on, which is a multiple of 16.
+  void keep_in(const KeptMemory& memory, std::uint64_t address);
+  // Once finished, of what is to be kept: where the StagedKeeps begin, and their number.
+  std::size_t keeps_at() const { return keeps_at_; }
+  std::size_t keep_count() const { return keep_count_; }
+  // Once the kernels have run: lets later batches use it, but not images whose `bad` is not 0. Throws std::bad_alloc.
+  void keep(const std::int32_t* bad);
+  // How many samples are of files that were kept before.
+  std::size_t kept_files() const { return kept_count_.load(std::memory_order_relaxed); }
 
   // Once finished: where the sets of codes begin, and their number.
   std::size_t codes_at() const { return codes_at_; }
@@ -103,6 +123,10 @@ class Staging {
   bool stage(std::size_t number, ByteSource& source, const JpegHeader& header, const Geometry& geometry,
              const SampleOptions& options, std::size_t out, StagedData data, std::size_t owner);
   std::size_t end_of_file(std::size_t begin) const;
+  // Takes memory for what the stager writes, and keeps `kept` bytes free. False if there is none.
+  bool take(const ImageStager& stager, bool has_codes, std::size_t kept, StagedImage& image, std::size_t& at);
+  bool is_to_keep(std::size_t number) const { return !to_keep_.empty() && to_keep_[number].has_value() && has(number); }
+  void place_keeps();
   void place_searches();
 
   std::uint8_t* const memory_;
@@ -114,12 +138,17 @@ class Staging {
   std::condition_variable staged_;  // a file is not in progress any more
   std::vector<File> files_;         // if there are several views
   std::size_t used_ = 0, wanted_ = 0;
-  std::size_t kept_ = 0;  // bytes kept free for finish()
+  std::size_t reserved_ = 0;  // bytes for finish()
   std::vector<StagedCodes> codes_;
   std::size_t codes_at_ = 0;
   std::atomic<std::size_t> new_files_{0};
   Search search_;
   std::vector<std::optional<FoundPoints::File>> sought_;  // of each image, if points may be found
+  const std::shared_ptr<KeptFiles> kept_;                 // or null; then the next two are empty
+  std::vector<KeptFiles::Known> known_;                   // of each image, what it is made of
+  std::vector<std::optional<KeptFile>> to_keep_;          // of each image
+  std::size_t keeps_at_ = 0, keep_count_ = 0;
+  std::atomic<std::size_t> kept_count_{0};
 };
 
 }  // namespace fastload

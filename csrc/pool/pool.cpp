@@ -132,8 +132,9 @@ class PoolState : public std::enable_shared_from_this<PoolState> {
                          Outcome& outcome, Question& unresolved);
   static Target target_of(const Job& job, std::size_t sample);
   static SampleOptions options_of(const Job& job, std::size_t sample);
-  static void make(const Job& job, std::size_t sample, ByteSource& source, const JpegHeader& header, Outcome& outcome,
-                   DecodeRange& range);
+  static KeptFiles::Known load_kept(const Job& job, const Input& input, JpegHeader& header, Outcome& outcome);
+  static void make(const Job& job, std::size_t sample, ByteSource& source, const KeptFiles::Known& kept,
+                   const JpegHeader& header, Outcome& outcome, DecodeRange& range);
   static void settle(const Job& job, std::size_t sample, Status status);
   Spent begin(const Task& task, std::unique_lock<std::mutex>& lock, DecodeRange& range);
   Spent complete(const Task& task, std::unique_lock<std::mutex>& lock, DecodeRange& range);
@@ -322,11 +323,12 @@ PoolState::Spent PoolState::begin(const Task& task, std::unique_lock<std::mutex>
   bool resolved = true;
   lock.unlock();
   const Stopwatch watch;
-  bool failed = !load(input, job.spec_.options.max_pixels, source, header, outcome);
+  KeptFiles::Known kept = load_kept(job, input, header, outcome);
+  bool failed = kept == nullptr && !load(input, job.spec_.options.max_pixels, source, header, outcome);
   const Spent read{watch.seconds(), watch.busy()};
   if (!failed && !ordered) {
     resolved = draw_alone(job, task.sample, header, known, outcome, unresolved);
-    if (outcome.drawn) make(job, task.sample, source, header, outcome, range);
+    if (outcome.drawn) make(job, task.sample, source, kept, header, outcome, range);
     failed = resolved && outcome.status != Status::ok;
   }
   if (failed || outcome.drawn) settle(job, task.sample, outcome.status);
@@ -337,6 +339,7 @@ PoolState::Spent PoolState::begin(const Task& task, std::unique_lock<std::mutex>
   Job::Sample& sample = job.samples_[task.sample];
   if (ordered && !failed && !job.stop_) {
     hold(sample, std::move(source));
+    sample.kept = std::move(kept);
   } else {
     give_buffer(source.take_buffer());
   }
@@ -361,11 +364,12 @@ PoolState::Spent PoolState::complete(const Task& task, std::unique_lock<std::mut
   Job::Sample& sample = job.samples_[task.sample];
   ByteSource source = take_held(sample);
   if (!source.is_open()) source.set_buffer(take_buffer());
+  const KeptFiles::Known kept = std::move(sample.kept);
   const JpegHeader header = sample.header;
   Outcome outcome = sample.outcome;
   lock.unlock();
   const Stopwatch watch;
-  make(job, task.sample, source, header, outcome, range);
+  make(job, task.sample, source, kept, header, outcome, range);
   settle(job, task.sample, outcome.status);
   const Spent spent{watch.seconds(), watch.busy()};
   lock.lock();
@@ -416,12 +420,32 @@ PoolState::Spent PoolState::complete_decoded(const Task& task, std::unique_lock<
   return spent;
 }
 
-// Prepares the image for a GPU, or makes its pixels. Large files were closed once their headers were read.
-void PoolState::make(const Job& job, std::size_t sample, ByteSource& source, const JpegHeader& header, Outcome& outcome,
-                     DecodeRange& range) {
+// What is kept of the file in the GPU's memory, with its header; null if that does not suffice.
+KeptFiles::Known PoolState::load_kept(const Job& job, const Input& input, JpegHeader& header, Outcome& outcome) {
+  KeptFiles::Known kept = job.spec_.staging == nullptr ? nullptr : job.spec_.staging->kept(input);
+  if (kept == nullptr || check_supported(kept->header, job.spec_.options.max_pixels) != Status::ok) return nullptr;
+  header = kept->header;
+  outcome.width = header.width;
+  outcome.height = header.height;
+  outcome.bytes = static_cast<std::size_t>(kept->version.size);
+  return kept;
+}
+
+// Prepares the image for a GPU, or makes its pixels. Large files were closed once their headers were read, and those
+// that are kept have not been opened.
+void PoolState::make(const Job& job, std::size_t sample, ByteSource& source, const KeptFiles::Known& kept,
+                     const JpegHeader& header, Outcome& outcome, DecodeRange& range) {
   const Input& input = job.spec_.inputs[sample];
   const Target target = target_of(job, sample);
   const SampleOptions options = options_of(job, sample);
+  if (kept != nullptr) {
+    if (job.spec_.staging->add_kept(sample, kept, outcome.geometry, options,
+                                    static_cast<std::size_t>(target.data - job.spec_.out))) {
+      outcome.status = Status::ok;
+      return;
+    }
+    source.expect(kept->version);
+  }
   if (job.spec_.staging != nullptr && !input.is_decoded() && reopen(input, source) &&
       job.spec_.staging->add(sample, source, header, outcome.geometry, options,
                              static_cast<std::size_t>(target.data - job.spec_.out))) {

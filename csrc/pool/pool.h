@@ -138,7 +138,8 @@ class Job {
   struct Sample {
     Outcome outcome;
     JpegHeader header;
-    ByteSource source;  // kept from header to decode while draws are waited for; closed beyond the memory limit
+    ByteSource source;      // kept from header to decode while draws are waited for; closed beyond the memory limit
+    KeptFiles::Known kept;  // then there is no source
     bool header_read = false;
     bool final = false;
   };

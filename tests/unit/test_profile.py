@@ -140,7 +140,10 @@ def test_a_script_is_profiled_with_fastloader_or_as_it_stands(here, capfd, as_is
     page = (here / "fastload-profile.html").read_text()
     foot = html.unescape(page[page.index("<footer>") : page.index("</footer>")])
     assert foot.startswith(f"<footer>python train.py '--epochs 3'<br>{how}<br>{datetime.now(UTC):%Y-%m-}")
-    for text in (_machine.cpu_model(), f"fastload-torch {fastload.__version__}, torch {torch.__version__.partition('+')[0]}"):
+    for text in (
+        _machine.cpu_model(),
+        f"fastload-torch {fastload.__version__}, torch {torch.__version__.partition('+')[0]}",
+    ):
         assert text in foot
     assert run("--from", "kept", "--html", "again.html") == 0
     assert (here / "again.html").read_text() == page

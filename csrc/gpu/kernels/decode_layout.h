@@ -8,6 +8,7 @@ constexpr int kStagedComponents = 3;
 constexpr int kStagedCodes = 4;                  // two of DC symbols, then two of AC symbols
 constexpr int kStagedCodeBytes = 272;            // 16 counts, 256 symbols
 constexpr int kStagedTableBytes = 20000;         // of device memory for the tables made of an image's codes
+constexpr unsigned kStagedZeros = 32;            // bytes that kernels may read behind an image's data
 constexpr int kSegmentMcus = 4;                  // between two points of a row
 constexpr int kStagedWidth = 8192;               // pixels of a region's row, at most
 constexpr unsigned kNoStagedPoint = 0xFFFFFFFF;  // of the last row of an image, whose end no point names
@@ -72,6 +73,8 @@ struct StagedImage {
   unsigned row_ends;
   unsigned dc_values[kStagedComponents], planes[kStagedComponents];
   int plane_count[kStagedComponents];
+  // The address of its file's data if that is kept in the device's memory, else 0; `points` are behind it.
+  unsigned long long kept;
   // Set for all images at once: where the points that are found go, from the whole scan's first on.
   unsigned found_points;
   // Set for all images at once: where intermediate results go, in units of 16 bytes.
@@ -90,6 +93,13 @@ struct FoundRun {
   unsigned passed : 31;         // how many ends of subsequences it has noted on its way
 };
 constexpr unsigned kFinishedState = 0xFFFFFFFF;  // at the end of the data
+
+// What is to be kept of an image whose points were found: `words` of 16 bytes each, one behind the other.
+struct StagedKeep {
+  unsigned long long to;  // address
+  unsigned data, data_words;
+  unsigned points, point_words;
+};
 
 // A block of threads of the first kernel: each decodes a segment of one image, from the upper left on. Rows have an
 // even number; the last one may have nothing to do.

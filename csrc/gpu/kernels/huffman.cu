@@ -181,12 +181,13 @@ extern "C" __global__ void __launch_bounds__(kWorkThreads)
   // Blocks left of the window, and all.
   const int outside = max(image.mcu_column - first, 0) * blocks;
   const int count = number < threads ? max(end - first, 0) * blocks : 0;
+  const u8* const file = image.kept != 0 ? reinterpret_cast<const u8*>(image.kept) : batch;
   const StagedPoint* const point =
-      reinterpret_cast<const StagedPoint*>(batch + image.points) + row * image.points_in_row + (count > 0 ? number : 0);
+      reinterpret_cast<const StagedPoint*>(file + image.points) + row * image.points_in_row + (count > 0 ? number : 0);
   const bool is_odd = number % 2 != 0;
 
   Bits in;
-  in.data = reinterpret_cast<const uint4*>(batch + image.data);
+  in.data = reinterpret_cast<const uint4*>(file + image.data);
   in.ring = rings + thread;
   in.count = (image.data_bytes + 15) / 16;
   in.seek(point->bit);

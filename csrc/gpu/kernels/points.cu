@@ -574,4 +574,18 @@ extern "C" __global__ void __launch_bounds__(kFindThreads)
   }
 }
 
+// Copies data and points of files that are kept. Grid: any number of blocks, files.
+extern "C" __global__ void __launch_bounds__(kFindThreads)
+    keep(const u8* __restrict__ batch, const StagedKeep* __restrict__ files) {
+  const StagedKeep& file = files[blockIdx.y];
+  const uint4* const data = reinterpret_cast<const uint4*>(batch + file.data);
+  const uint4* const points = reinterpret_cast<const uint4*>(batch + file.points);
+  uint4* const to = reinterpret_cast<uint4*>(file.to);
+  const u32 step = gridDim.x * kFindThreads;
+  for (u32 i = blockIdx.x * kFindThreads + static_cast<u32>(thread_number()); i < file.data_words + file.point_words;
+       i += step) {
+    to[i] = i < file.data_words ? data[i] : points[i - file.data_words];
+  }
+}
+
 }  // namespace fastload

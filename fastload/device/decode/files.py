@@ -29,12 +29,13 @@ from fastload.nvtx.stages import stage
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
+    from fastload.device.decode.kept import FilesOnDevice
     from fastload.device.decode.policy import NewFile
     from fastload.device.timing import Timing
 
 KERNELS: Final = {
     "decode.cu": (
-        *("tables", "find_tables", "subsequences", "synchronize", "chain", "points", "stuffed"),
+        *("tables", "find_tables", "subsequences", "synchronize", "chain", "points", "stuffed", "keep"),
         *("huffman", "coefficients", "transform", "rows", "columns_first", "second_pass"),
     ),
     "steps.cu": ("steps",),
@@ -55,6 +56,7 @@ _WORK_THREADS: Final = 64  # threads of a block; these are as in huffman.cu and 
 _BLOCKS_AT_ONCE: Final = 32
 _TABLE_THREADS: Final = 256
 _TABLE_BLOCKS: Final = 8  # for each set of codes
+_KEEP_BLOCKS: Final = 8  # for each file
 _FIND_THREADS: Final = 256  # these two are as in points.cu
 _CHAIN_THREADS: Final = 512
 _COEFFICIENT_THREADS: Final = 128  # as in huffman.cu
@@ -113,6 +115,17 @@ def find_launches(
     yield "stuffed", (1, images), (_FIND_THREADS, 0), (files, 0, bad)
 
 
+def keep_launch(keeps: tuple[int, int], files: int) -> tuple[str, tuple[int, int], tuple[int, int], tuple[int, int]]:
+    """As :func:`launches`, for the kernel that copies what is to be kept.
+
+    Args:
+        keeps: Of :attr:`_core.Staging.keeps`.
+        files: Address of the batch's files.
+    """
+    at, count = keeps
+    return "keep", (_KEEP_BLOCKS, count), (_FIND_THREADS, 0), (files, files + at)
+
+
 def launches(
     chunk: tuple[int, ...], files: int, tables: int, coefficients: int, scratch: int, pixels: int, bad: int
 ) -> Iterator[tuple[str, tuple[int, ...], tuple[int, int], tuple[int, ...]]]:
@@ -158,10 +171,14 @@ class Decoder:
 
     Raises:
         Exception: The kernels cannot be compiled or loaded (ImportError: there is no ``cuda.core``).
+
+    Attributes:
+        kept: The files that stay in the device's memory, if any do.
     """
 
     def __init__(self, device: torch.device) -> None:
         self.device = device
+        self.kept: FilesOnDevice | None = None
         with torch.cuda.device(device):
             self.kernels = dict(_kernels(device.index, "decode.cu"))
         self._lock = threading.Lock()
@@ -241,8 +258,9 @@ class Decoder:
 
     @property
     def nbytes(self) -> int:
-        """Bytes of device memory that decoding takes, a batch's pixels among them."""
-        return sum(memory.nbytes for memory in tuple(self._kept.values())) + self._pixel_bytes
+        """Bytes of device memory that decoding takes, with pixels and kept files."""
+        kept = 0 if self.kept is None else self.kept.nbytes
+        return sum(memory.nbytes for memory in tuple(self._kept.values())) + self._pixel_bytes + kept
 
     def memory(self, name: str, nbytes: int) -> torch.Tensor:
         """Return device memory for the current stream, used by one batch after the other.
@@ -292,6 +310,7 @@ class StagedLayout:
         search: What is to be found.
         codes: Where sets of codes are.
         chunks: The parts in which it is decoded.
+        keeps: What is to be kept.
     """
 
     has: bytes
@@ -299,12 +318,13 @@ class StagedLayout:
     search: tuple[int, ...]
     codes: tuple[int, int]
     chunks: Sequence[tuple[int, ...]]
+    keeps: tuple[int, int] = (0, 0)
 
     @classmethod
     def of(cls, staging: _core.Staging) -> StagedLayout:
         """Finish a staging."""
         chunks = staging.finish(SCRATCH_MAX_BYTES)
-        return cls(staging.has(), staging.used, staging.search, staging.codes, chunks)
+        return cls(staging.has(), staging.used, staging.search, staging.codes, chunks, staging.keeps)
 
 
 class DecodeRun:
@@ -348,6 +368,7 @@ class DecodeRun:
         """
         timed = timing is not None and timing.is_timed
         self._began = gave_up = None
+        has_failed = False
         if any(chunk[-1] for chunk in layout.chunks) and not self._decoder.add_steps():
             gave_up = "the kernel for transforms cannot be compiled"
         else:
@@ -364,9 +385,12 @@ class DecodeRun:
                         self.points = self._memory[used : used + point_bytes]
                         self.points.copy_(files[used : used + point_bytes], non_blocking=True)
             except torch.OutOfMemoryError:
-                gave_up = "the GPU had no memory left to decode in"
+                has_failed = True
+                if self._decoder.kept is None or not self._decoder.kept.give_back():
+                    gave_up = "the GPU had no memory left to decode in"
         if gave_up is not None:
             self._decoder.give_up(gave_up)
+        if gave_up is not None or has_failed:
             self.bad.fill_(1)
         self._is_unknown = True
         self._decoded = torch.cuda.Event(blocking=True, enable_timing=timed)  # type: ignore[no-untyped-call]
@@ -389,6 +413,9 @@ class DecodeRun:
         scratch[table_bytes : zeros + chunks[0][4]].zero_()
         for name, grid, block, arguments in self._searches(layout, files, scratch, bad):
             launch(kernels[name], grid, *block, *arguments)
+        if layout.keeps[1]:
+            name, keep_grid, block, addresses = keep_launch(layout.keeps, files.data_ptr())
+            launch(kernels[name], keep_grid, *block, *addresses)
         for number, chunk in enumerate(chunks):
             if number:
                 scratch[zeros : zeros + chunk[4]].zero_()
@@ -460,7 +487,8 @@ class StagedFiles:
         room = _aligned(images * _core.Staging.bytes_per_image + self._samples * bytes_per_sample)
         memory = allocate(room + 4 * images)
         self._run = DecodeRun(decoder, memory[:room], memory[room:].view(torch.int32))
-        self.staging = _core.Staging(memory[:room], images, len(self._parts), new_file, most_samples, to_learn)
+        kept = None if decoder.kept is None else decoder.kept.files
+        self.staging = _core.Staging(memory[:room], images, len(self._parts), new_file, most_samples, to_learn, kept)
         self._layout: StagedLayout | None = None
 
     def is_staged(self) -> list[bool]:
@@ -520,6 +548,8 @@ class StagedFiles:
         if not any(staged):
             return self._pixels.to(device, non_blocking=non_blocking)
         if self._layout is None:
+            if self._decoder.kept is not None:
+                self._decoder.kept.place(self.staging)
             self._layout = StagedLayout.of(self.staging)
         with self._decoder.turn:
             return self._launch(self._layout, timing)
@@ -551,6 +581,8 @@ class StagedFiles:
                 if not (found := self.staging.found(run.points, run.bad)).done:
                     self._decoder.found(found)
             run.points = None
+        with contextlib.suppress(MemoryError):  # nor this
+            self.staging.keep(run.bad)
         if not run.bad.any():
             return []
         flags, staged = run.bad.tolist(), self.staging.has()

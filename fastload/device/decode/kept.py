@@ -1,0 +1,221 @@
+"""Keep JPEG files in a GPU's memory after their first visit.
+
+All loaders of a process share them. A later visit asks the file system for a file's version (size, times and inode) and
+reads nothing. The memory is taken in parts, and given back a part at a time, the oldest first.
+"""
+
+from __future__ import annotations
+
+import importlib
+import threading
+import time
+import weakref
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Final, Protocol
+
+import torch
+
+from fastload import _core
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from fastload.options import DeviceCacheBytes
+
+PART_BYTES: Final = 256 << 20
+"""Bytes that are taken, and given back, at a time."""
+
+SHARE: Final = 0.5
+"""Largest share, by ``"auto"``, of what was free without these files."""
+
+SPARE: Final = 1 / 16
+"""Share of the device's memory that stays free; below it, files are given up."""
+
+_LOOK_S: Final = 0.1  # between two looks at the free memory, each of which asks the driver
+
+
+class Memory(Protocol):
+    """A device's memory."""
+
+    def info(self) -> tuple[int, int]:
+        """Return the free bytes, and all bytes."""
+        ...
+
+    def take(self, nbytes: int) -> int | None:
+        """Return the address of so many bytes, a multiple of 16, or ``None``."""
+        ...
+
+    def free(self, address: int) -> None:
+        """Free them, once no kernel uses them."""
+        ...
+
+
+class CudaMemory:
+    """Memory of a CUDA device, beside torch's allocator, which would hold on to it."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+
+    def info(self) -> tuple[int, int]:  # noqa: D102
+        return torch.cuda.mem_get_info(self._device)
+
+    def take(self, nbytes: int) -> int | None:  # noqa: D102
+        driver = _driver()
+        with torch.cuda.device(self._device):
+            error, address = driver.cuMemAlloc(nbytes)
+        return int(address) if error == driver.CUresult.CUDA_SUCCESS else None
+
+    def free(self, address: int) -> None:  # noqa: D102
+        driver = _driver()
+        with torch.cuda.device(self._device):
+            torch.cuda.synchronize()
+            driver.cuMemFree(address)
+
+
+def _driver() -> Any:
+    return importlib.import_module("cuda.bindings.driver")  # typed in some versions only
+
+
+@dataclass(slots=True)
+class _Part:
+    memory: _core.KeptMemory
+    nbytes: int
+    used: int = 0
+
+
+class FilesOnDevice:
+    """The files in one device's memory. Thread-safe.
+
+    Args:
+        memory: The device's.
+        settle_s: Seconds since its last change after which a file is kept.
+        clock: Returns the time in seconds.
+
+    Attributes:
+        files: The core's table of them.
+    """
+
+    def __init__(self, memory: Memory, settle_s: int = 3, clock: Callable[[], float] = time.monotonic) -> None:
+        self.files = _core.KeptFiles(settle_s)
+        self._memory = memory
+        self._clock = clock
+        self._lock = threading.Lock()
+        self._parts: list[_Part] = []
+        self._leaving: list[_Part] = []  # which batches still use
+        self._most: DeviceCacheBytes = 0
+        self._looked_at = -_LOOK_S
+        self._has_failed = False
+        self._lacked = 1  # bytes that there was no room for
+        weakref.finalize(self, _free_all, memory, self._parts, self._leaving).atexit = False
+
+    def allow(self, most: DeviceCacheBytes) -> None:
+        """Let these files take so much; the largest of all limits counts."""
+        with self._lock:
+            if self._most != "auto":
+                self._most = most if most == "auto" else max(self._most, most)
+            self._look()
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of memory that they take."""
+        with self._lock:
+            return self._held
+
+    def place(self, staging: _core.Staging) -> None:
+        """Take memory for what a batch has to keep, if there is room.
+
+        Called before the batch is finished.
+        """
+        with self._lock:
+            if self._clock() - self._looked_at >= _LOOK_S:
+                self._look()
+            nbytes = staging.keep_bytes
+            if not nbytes:
+                return
+            part = self._parts[-1] if self._parts else None
+            if part is None or part.used + nbytes > part.nbytes:
+                part = self._grow(nbytes)
+            if part is not None:
+                staging.keep_in(part.memory, part.memory.address + part.used)
+                part.used += nbytes
+
+    @property
+    def _held(self) -> int:
+        return sum(part.nbytes for part in (*self._parts, *self._leaving))
+
+    def _room(self) -> int:
+        """How many bytes more may be taken."""
+        if self._has_failed or not self._most:
+            return 0
+        free, total = self._memory.info()
+        held = self._held
+        most = int(SHARE * (free + held)) if self._most == "auto" else self._most
+        return max(0, min(most - held, free - 2 * int(SPARE * total)))
+
+    def _grow(self, nbytes: int) -> _Part | None:
+        size = min(max(PART_BYTES, nbytes), self._room())
+        address = self._memory.take(size) if size >= nbytes else None
+        if address is None:
+            self.files.wants = False
+            self._lacked = nbytes
+            self._has_failed = self._has_failed or size >= nbytes
+            return None
+        self._parts.append(_Part(_core.KeptMemory(address), size))
+        return self._parts[-1]
+
+    def _look(self) -> None:
+        """Give memory back if others need it; else see whether more may be taken."""
+        self._looked_at = self._clock()
+        self._free_left()
+        free, total = self._memory.info()
+        lacking = int(SPARE * total) - free - sum(part.nbytes for part in self._leaving)
+        while lacking > 0 and self._parts:
+            lacking -= self._parts[0].nbytes
+            self._forget()
+        self._free_left()
+        left = self._parts[-1].nbytes - self._parts[-1].used if self._parts else 0
+        self.files.wants = max(left, self._room()) >= self._lacked
+
+    def give_back(self) -> bool:
+        """Give all memory back, and take no more; return whether there was any.
+
+        What batches still use is given back once they do not.
+        """
+        with self._lock:
+            had_any = bool(self._parts)
+            self._has_failed = True
+            self.files.wants = False
+            while self._parts:
+                self._forget()
+            self._free_left()
+            return had_any
+
+    def _forget(self) -> None:
+        part = self._parts.pop(0)
+        self.files.forget(part.memory)
+        self._leaving.append(part)
+
+    def _free_left(self) -> None:
+        for part in [part for part in self._leaving if not part.memory.users]:
+            self._leaving.remove(part)
+            self._memory.free(part.memory.address)
+
+
+def _free_all(memory: Memory, *parts: list[_Part]) -> None:
+    for part in (part for some in parts for part in some):
+        memory.free(part.memory.address)
+
+
+_all: Final[weakref.WeakValueDictionary[Any, FilesOnDevice]] = weakref.WeakValueDictionary()
+_making: Final = threading.Lock()
+
+
+def files_on(device: torch.device, most: DeviceCacheBytes) -> FilesOnDevice:
+    """Return what a loader may keep on a CUDA device.
+
+    All loaders of the process share it. It is given back once none has it.
+    """
+    with _making:
+        found = _all.get(device) or _all.setdefault(device, FilesOnDevice(CudaMemory(device)))
+    found.allow(most)
+    return found

@@ -76,7 +76,7 @@ class CheckReport:
         parts = [_counted(counts, name) for counts, name in ((broken, "broken"), (odd, "odd")) if counts]
         rate = self.images / max(self.seconds, 1e-9)
         text = f"{self.images:,} images in {self.seconds:.1f} s ({rate:,.0f}/s): {', '.join(parts) or 'nothing found'}"
-        return f"{text}; {self.left_out:,} other files were left out" if self.left_out else text
+        return f"{text}; left out, as no images: {self.left_out:,}" if self.left_out else text
 
 
 def _counted(counts: Counter[str], name: str) -> str:
@@ -117,7 +117,7 @@ def check(looks: Looks, on_finding: Callable[[Finding], object], advance: Callab
         for group in looks.groups:
             for look in group:
                 images += look.is_image
-                left_out += not look.is_image
+                left_out += not look.is_image and not look.findings
                 found = look.findings
                 first = look.name if look.checksum is None else first_with.setdefault(look.checksum, look.name)
                 if first != look.name:

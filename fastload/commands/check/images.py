@@ -91,7 +91,7 @@ def judged(data: bytes, name: str) -> list[tuple[str, str]]:
     try:
         image = Image.open(io.BytesIO(data))
     except Exception as error:  # noqa: BLE001 - whatever a damaged file raises
-        return [_refused(data, error)]
+        return [_refused(error, data)]
     deep = any(_DEEP.match(part) for part in (image.mode, _rawmode(image)))
     end = sound or _end_of(data, image.format)
     status = "ok" if sound else _status(data[:end] if end else data)
@@ -100,7 +100,7 @@ def judged(data: bytes, name: str) -> list[tuple[str, str]]:
         try:
             image.convert("RGB")
         except Exception as error:  # noqa: BLE001 - whatever a damaged file raises
-            return [_raised(error, status)]
+            return [_raised(error, data, status)]
         if status in ("truncated", "corrupt"):
             found.append(("damaged", "Pillow fills in or guesses what is missing, without an error"))
     return [*found, *_traits(image, data, end, deep=deep), *_misnamed(str(image.format), name)]
@@ -166,20 +166,19 @@ def _status(data: bytes) -> str:
     return "ok"
 
 
-def _refused(data: bytes, error: Exception) -> tuple[str, str]:
+def _refused(error: Exception, data: bytes) -> tuple[str, str]:
     """Say what a file is that Pillow does not open."""
-    if not isinstance(error, UnidentifiedImageError):
-        return _raised(error, "")
-    if not has_signature(data[:SIGNATURE_BYTES]):
+    if isinstance(error, UnidentifiedImageError) and not has_signature(data[:SIGNATURE_BYTES]):
         return "not-an-image", f"Pillow knows no such format; it begins with {data[:SIGNATURE_BYTES]!r}"
-    kind = "truncated" if _status(data) == "truncated" else "corrupt"
-    return kind, "Pillow does not identify it, although it begins like an image"
+    kind, why = _raised(error, data, _status(data))
+    return kind, "Pillow does not identify it" if isinstance(error, UnidentifiedImageError) else why
 
 
-def _raised(error: Exception, status: str) -> tuple[str, str]:
+def _raised(error: Exception, data: bytes, status: str) -> tuple[str, str]:
     if isinstance(error, Image.DecompressionBombError):
         return "too-large", str(error)
-    is_short = status == "truncated" or "truncated" in str(error).lower()
+    ends_early = data[8:12] == b"WEBP" and _end_of(data, "WEBP") > len(data)
+    is_short = ends_early or status == "truncated" or "truncated" in str(error).lower()
     return "truncated" if is_short else "corrupt", in_one_line(error)
 
 

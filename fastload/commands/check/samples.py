@@ -69,7 +69,7 @@ class Look:
         name: The item's.
         findings: What is wrong or odd.
         checksum: Of the encoded image, if there is one that can be decoded.
-        is_image: Whether it counts; other files do not.
+        is_image: Whether it counts as one.
         index: The item's.
     """
 
@@ -102,9 +102,10 @@ def look_at_place(place: str) -> Looks:
 
     def left_out(path: str, why: Exception) -> None:
         if isinstance(why, OSError):
-            found.append(_failed(path, "unreadable", in_one_line(why)))
+            found.append(_failed(path, "unreadable", in_one_line(why), is_image=False))
         elif os.path.isdir(path):
-            found.append(_failed(path, "linked-twice", "leads to a folder that another path leads to, too"))
+            why_twice = "leads to a folder that another path leads to, too"
+            found.append(_failed(path, "linked-twice", why_twice, is_image=False))
         elif extension_of(path) in formats_by_extension():
             found.append(_failed(path, "unreadable", "a pipe, device or socket"))
 
@@ -117,7 +118,7 @@ def look_at_place(place: str) -> Looks:
         try:
             archives.append((path, read_index(path, is_zip=is_zip, keep=False)))
         except (ArchiveError, OSError) as error:
-            found.append(_failed(path, "unreadable", in_one_line(error)))
+            found.append(_failed(path, "unreadable", in_one_line(error), is_image=False))
     items = itertools.chain(map(_item_of_file, files), *(_items_of_archive(*archive) for archive in archives))
     total = len(found) + len(files) + sum(len(index.names) for _, index in archives)
     return Looks(total, _looked_at(items, found))
@@ -255,12 +256,16 @@ def _look_at(item: Item) -> Look:
     if data is None:
         return Look(item.name, is_image=item.index is not None, index=item.index)
     found = [Finding(kind, item.name, detail, item.index) for kind, detail in judged(data, item.name)]
+    if item.index is None and extension_of(item.name) not in formats_by_extension():
+        found.append(
+            Finding("misnamed", item.name, "an image, but the name does not say so: ImageFolder leaves it out")
+        )
     checksum = None if any(finding.broken for finding in found) else _core.tags_of(data, _KEY)
     return Look(item.name, tuple(found), checksum, index=item.index)
 
 
-def _failed(name: str, kind: str, detail: str, index: int | None = None) -> Look:
-    return Look(name, (Finding(kind, name, detail, index),), index=index)
+def _failed(name: str, kind: str, detail: str, index: int | None = None, *, is_image: bool = True) -> Look:
+    return Look(name, (Finding(kind, name, detail, index),), is_image=is_image, index=index)
 
 
 def _fetched(loader: DataLoader[Any]) -> Generator[list[Look]]:
@@ -285,7 +290,7 @@ def _fetched(loader: DataLoader[Any]) -> Generator[list[Look]]:
                 done += len(looks)
                 yield looks
     except RuntimeError as error:  # torch's, of a worker that has ended
-        yield [_failed(f"samples behind the first {done}", "raises", in_one_line(error))]
+        yield [_failed(f"samples behind the first {done}", "raises", in_one_line(error), is_image=False)]
 
 
 def _as_list(looks: list[Look]) -> list[Look]:
@@ -319,13 +324,14 @@ class _TriedStream(IterableDataset[Look]):
     def __iter__(self) -> Iterator[Look]:
         worker = get_worker_info()
         of_worker = "" if worker is None else f" of worker {worker.id}"
-        index = 0
+        done = 0
         try:
-            for index, _ in enumerate(self.dataset, 1):
-                yield Look("", index=index - 1)
+            for _ in self.dataset:
+                yield Look("")
+                done += 1
         except Exception as error:  # noqa: BLE001 - any error of the user's dataset
             detail = f"{in_one_line(error)}; what follows was not read"
-            yield _failed(f"sample {index}{of_worker}", "raises", detail, index)
+            yield _failed(f"sample {done}{of_worker}", "raises", detail)
 
 
 def _batched(items: Iterator[Any], size: int) -> Iterator[list[Any]]:

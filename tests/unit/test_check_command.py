@@ -19,6 +19,7 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image, ImageFile
+from stored import stored
 from torch.utils.data import DataLoader, Dataset, IterableDataset, Subset
 from torchvision.datasets import ImageFolder
 from torchvision.datasets.folder import pil_loader
@@ -44,16 +45,21 @@ def saved(format: str, number: int = 0, mode: str = "RGB", **options) -> bytes:
     return file.getvalue()
 
 
-def png16() -> bytes:
-    def chunk(kind: bytes, data: bytes) -> bytes:
-        return struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data))
-
-    header = chunk(b"IHDR", struct.pack(">IIBBBBB", 8, 8, 16, 2, 0, 0, 0))
-    return b"\x89PNG\r\n\x1a\n" + header + chunk(b"IDAT", zlib.compress(bytes(49 * 8))) + chunk(b"IEND", b"")
-
-
 TURN = Image.Exif()
 TURN[0x112] = 6
+
+
+def png(bits: int = 8, behind: bytes = b"") -> bytes:
+    """A black image with EXIF data behind its pixels."""
+
+    def chunk(kind: bytes, data: bytes = b"") -> bytes:
+        return struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data))
+
+    header = chunk(b"IHDR", struct.pack(">IIBBBBB", 8, 8, bits, 2, 0, 0, 0))
+    pixels = chunk(b"IDAT", zlib.compress(bytes(8 * (1 + 3 * bits))))
+    return b"\x89PNG\r\n\x1a\n" + header + pixels + (chunk(b"eXIf", behind) if behind else b"") + chunk(b"IEND")
+
+
 TURNED = {"exif": TURN.tobytes()}
 MORE = {"save_all": True, "append_images": [picture(1)]}
 JPEG = saved("JPEG")
@@ -78,10 +84,11 @@ FILES = {
     "wrong checksum.png": (saved("PNG")[:20] + b"?" + saved("PNG")[21:], {"corrupt"}),
     "mended.jpg": (HALF + b"\xff\xd9", {"damaged"}),
     "cmyk.jpg": (saved("JPEG", mode="CMYK"), {"cmyk"}),
-    "deep.png": (png16(), {"16-bit"}),
+    "deep.png": (png(16), {"16-bit"}),
     "deep.tiff": (saved("TIFF", mode="I"), {"16-bit"}),
     "turned.jpg": (saved("JPEG", **TURNED), {"turned"}),
     "turned.png": (saved("PNG", **TURNED), {"turned"}),
+    "turned at last.png": (png(behind=TURN.tobytes().removeprefix(b"Exif\0\0")), {"turned"}),
     "turned.webp": (saved("WEBP", **TURNED), {"turned"}),
     "moves.gif": (saved("GIF", **MORE), {"animated"}),
     "moves.png": (saved("PNG", **MORE), {"animated"}),
@@ -319,6 +326,28 @@ def test_ctrl_c_says_what_was_found_so_far(
     assert not [thread for thread in threading.enumerate() if thread.name.startswith("fastload-check")]
 
 
+def test_a_terminal_gets_a_bar_and_lines_above_it(
+    place: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tqdm = pytest.importorskip("tqdm").tqdm
+    monkeypatch.setattr(tqdm, "monitor_interval", 0)  # a thread of tqdm's own, which stays for good
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
+    (place / "a" / "2.jpg").write_bytes(HALF)
+    assert cli.main(["check", str(place)]) == 1
+    out, err = capsys.readouterr()
+    assert [line.split()[0] for line in out.splitlines()] == ["broken", "10"]
+    assert "checking" in err
+    assert "/10 " in err
+
+
+@pytest.mark.filterwarnings("error")
+def test_warnings_of_pillow_are_findings(
+    place: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", SIDE * SIDE - 1)
+    assert {kind for kind, _ in findings(capsys, place)} == {"huge"}
+
+
 def test_settings_of_pillow_are_those_of_before(
     place: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -393,14 +422,14 @@ def test_files_of_a_loaders_dataset_are_read_without_transforms(
     (place / "a" / "5.jpg").symlink_to("4.jpg")
     folder = ImageFolder(place, lambda image: 1 / 0)
     (place / "a" / "6.jpg").unlink()
-    assert cli.main(["check", loader_of(Subset(folder, [6, 3, 4, 5, 4]))]) == 1
+    assert cli.main(["check", loader_of(Subset(folder, [6, 3, 4, 5, 4, 3]))]) == 1
     lines = capsys.readouterr().out.splitlines()
     assert [line.partition(":")[0] for line in lines[:-1]] == [
         f"broken  unreadable    sample 0, {place}/a/6.jpg",
         f"broken  truncated     sample 1, {place}/a/3.jpg",
         f"odd     duplicate     sample 3, {place}/a/5.jpg",
     ]
-    assert lines[-1].startswith("5 images in ")
+    assert lines[-1].startswith("6 images in ")
 
 
 def test_datasets_of_archives_and_of_encoded_images(place: Path, capsys: pytest.CaptureFixture[str], loader_of) -> None:
@@ -425,11 +454,25 @@ def test_other_samples_are_fetched_and_what_raises_is_named(capsys: pytest.Captu
     assert summary.startswith("70 images in ")
 
 
+def test_samples_of_arrays_are_fetched_with_their_transforms(capsys: pytest.CaptureFixture[str], loader_of) -> None:
+    found = findings(capsys, loader_of(Subset(stored("CIFAR10", lambda image: 1 / 0), [1, 2])))
+    assert found == [("raises", "sample 0"), ("raises", "sample 1")]
+
+
+def test_a_dataset_without_a_length_is_refused(capsys: pytest.CaptureFixture[str], loader_of) -> None:
+    class Endless(Dataset):
+        def __getitem__(self, index: int) -> int:
+            return index
+
+    assert cli.main(["check", loader_of(Endless(), sampler=[1, 2])]) == 2
+    assert "the dataset must have a length, or be an IterableDataset, got Endless" in capsys.readouterr().err
+
+
 def test_a_worker_that_ends_is_a_finding(capsys: pytest.CaptureFixture[str], loader_of) -> None:
     assert cli.main(["check", loader_of(Own(ends=True))]) == 1
-    lines = capsys.readouterr().out.splitlines()
-    assert lines[1].startswith("broken  raises        samples behind the first ")
-    assert "exited unexpectedly" in lines[1]
+    line = capsys.readouterr().out.splitlines()[-2]
+    assert line.startswith("broken  raises        samples behind the first ")
+    assert "exited unexpectedly" in line
 
 
 @pytest.mark.parametrize("workers", [0, 2])

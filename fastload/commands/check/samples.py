@@ -15,6 +15,7 @@ from PIL import ImageFile
 from torch.utils.data import DataLoader, Dataset, IterableDataset, get_worker_info
 
 from fastload import _core
+from fastload._arguments import UsageError
 from fastload._files import files_below, open_file
 from fastload._machine import usable_cpus
 from fastload.commands.check.images import (
@@ -38,8 +39,8 @@ from fastload.sources.archive_index import FOLDER, OTHER, ArchiveError, ArchiveI
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator, Iterator, Sequence
 
-CHUNK: Final = 8  # files that a thread looks at in one go: what it costs to hand them over is then 2% of the time
-CHUNKS_AHEAD: Final = 4  # of each thread
+CHUNK: Final = 4  # files that a thread looks at in one go: handing them over then takes 2% of the time
+CHUNKS_AHEAD: Final = 2  # of each thread; files that a dataset has read are in memory meanwhile
 BATCH: Final = 16  # samples that a worker process fetches in one go
 BATCHES_AHEAD: Final = 4  # that a dataset is asked for
 _ARCHIVES: Final = {".tar": False, ".zip": True}  # whether it is a zip archive
@@ -161,16 +162,20 @@ def look_at_samples(loader: DataLoader[Any]) -> Looks:
 
     Where they are encoded images that can be located, these are looked at, without transforms. Others are fetched in
     worker processes; a sample is broken if that raises.
+
+    Raises:
+        UsageError: The dataset has neither a length nor an end to iterate to.
     """
     dataset: Any = loader.dataset
-    if not isinstance(dataset, IterableDataset):
-        total = len(dataset)
-        try:
-            has_files = not any(size_of(leaf) for leaf in leaves_of(dataset))
-        except Refused:
-            has_files = False
-        return Looks(total, _looked_at(_items_of_dataset(dataset)) if has_files else _fetched(loader))
-    return Looks(None, _fetched(loader))
+    if isinstance(dataset, IterableDataset):
+        return Looks(None, _fetched(loader))
+    if not hasattr(dataset, "__len__"):
+        raise UsageError(f"the dataset must have a length, or be an IterableDataset, got {type(dataset).__name__}")
+    try:
+        has_files = not any(size_of(leaf) for leaf in leaves_of(dataset))
+    except Refused:
+        has_files = False
+    return Looks(len(dataset), _looked_at(_items_of_dataset(dataset)) if has_files else _fetched(loader))
 
 
 def _items_of_dataset(dataset: Any) -> Iterator[Item | Look]:

@@ -45,8 +45,8 @@ def saved(format: str, number: int = 0, mode: str = "RGB", **options) -> bytes:
     return file.getvalue()
 
 
-TURN = Image.Exif()
-TURN[0x112] = 6
+TURN, ODD_TURN = Image.Exif(), Image.Exif()
+TURN[0x112], ODD_TURN[0x112] = 6, 9
 
 
 def png(bits: int = 8, behind: bytes = b"") -> bytes:
@@ -90,6 +90,7 @@ FILES = {
     "turned.png": (saved("PNG", **TURNED), {"turned"}),
     "turned at last.png": (png(behind=TURN.tobytes().removeprefix(b"Exif\0\0")), {"turned"}),
     "turned.webp": (saved("WEBP", **TURNED), {"turned"}),
+    "unknown turn.jpg": (saved("JPEG", exif=ODD_TURN.tobytes()), set()),
     "moves.gif": (saved("GIF", **MORE), {"animated"}),
     "moves.png": (saved("PNG", **MORE), {"animated"}),
     "moves.webp": (saved("WEBP", **MORE), {"animated"}),
@@ -398,6 +399,8 @@ class Encoded(Dataset):
         raise AssertionError
 
     def encoded_many(self, indices):
+        if 0 not in indices:
+            raise LookupError("no such batch")
         return [(self.files[i].read_bytes(), 0) if i != 4 else LookupError("none") for i in indices]
 
 
@@ -440,8 +443,14 @@ def test_datasets_of_archives_and_of_encoded_images(place: Path, capsys: pytest.
         archive.addfile(about, io.BytesIO(HALF))
     assert findings(capsys, loader_of(TarImageFolder(place / "shard.tar"))) == [("truncated", "x.jpg")]
     (place / "a" / "6.jpg").write_bytes(HALF)
+    (place / "b").mkdir()
+    for number in range(10, 18):
+        (place / "b" / f"{number}.jpg").write_bytes(saved("JPEG", number))
     found = findings(capsys, loader_of(Encoded(place)))
-    assert found == [("unreadable", "sample 4"), ("truncated", "sample 6")]
+    assert found == [
+        *[("unreadable", "sample 4"), ("truncated", "sample 6"), ("unreadable", "sample 16")],
+        ("unreadable", "sample 17"),
+    ]
 
 
 def test_other_samples_are_fetched_and_what_raises_is_named(capsys: pytest.CaptureFixture[str], loader_of) -> None:

@@ -133,8 +133,6 @@ def _orientation(image: Any, data: bytes) -> int:
     if upright_by_header(data):
         return 1
     try:
-        if image.format == "PNG":  # some of it may come after the pixels
-            image.load()
         value = image.getexif().get(ExifTags.Base.Orientation, 1)
     except Exception:  # noqa: BLE001 - damaged EXIF, which no loader reads
         return 1

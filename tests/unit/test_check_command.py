@@ -1,4 +1,4 @@
-"""``fastload check``: what is broken is what torchvision's loader raises on, and what is odd is named."""
+"""``fastload check``: broken is what torchvision's loader raises on; odd things are named."""
 
 from __future__ import annotations
 
@@ -191,7 +191,7 @@ def place(tmp_path: Path) -> Path:
 
 
 def findings(capsys: pytest.CaptureFixture[str], *argv: str | Path, code: int = 1) -> list[tuple[str, str]]:
-    """Run the command; return the kind of each finding and the last part of the file's path."""
+    """Run the command; return each finding's kind and the last part of its path."""
     assert cli.main(["check", *map(str, argv), "--json"]) == code
     report = json.loads(capsys.readouterr().out)
     return [(one["kind"], one["file"].rpartition("/")[2]) for one in report["findings"]]
@@ -359,7 +359,7 @@ def test_settings_of_pillow_are_those_of_before(
 
 
 class Own(Dataset):
-    """Raises for two samples, the second of which ends the worker process on request."""
+    """Raises for two samples; the second may end the worker process."""
 
     def __init__(self, ends: bool = False) -> None:
         self.ends = ends

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from fastload.commands.check.images import Finding
-    from fastload.commands.check.samples import Looks
+    from fastload.commands.check.samples import CheckedItems
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -92,19 +92,21 @@ def line_of(finding: Finding) -> str:
 
 
 def shown(text: str) -> str:
-    """Escape line ends and what is no text, such as bytes of a file's name."""
+    """Escape line ends, and bytes of a file's name that are no text."""
     return text if text.isprintable() else repr(text)[1:-1]
 
 
-def check(looks: Looks, on_finding: Callable[[Finding], object], advance: Callable[[int], object]) -> CheckReport:
-    """Look at everything, and find duplicates by content.
+def check(
+    items: CheckedItems, on_finding: Callable[[Finding], object], advance: Callable[[int], object]
+) -> CheckReport:
+    """Check everything, and find duplicates by content.
 
     Blocks; Ctrl-C ends it with a report that is not complete.
 
     Args:
-        looks: What there is to see.
+        items: What there is to check.
         on_finding: Called with each finding at once.
-        advance: Called with a number of items that have been looked at.
+        advance: Called with a number of items that have been checked.
     """
     from fastload.commands.check.images import Finding
 
@@ -114,14 +116,14 @@ def check(looks: Looks, on_finding: Callable[[Finding], object], advance: Callab
     images = left_out = 0
     complete = False
     try:
-        for group in looks.groups:
-            for look in group:
-                images += look.is_image
-                left_out += not look.is_image and not look.findings
-                found = look.findings
-                first = look.name if look.checksum is None else first_with.setdefault(look.checksum, look.name)
-                if first != look.name:
-                    found += (Finding("duplicate", look.name, f"the same bytes as {shown(first)}", look.index),)
+        for group in items.groups:
+            for item in group:
+                images += item.is_image
+                left_out += not item.is_image and not item.findings
+                found = item.findings
+                first = item.name if item.checksum is None else first_with.setdefault(item.checksum, item.name)
+                if first != item.name:
+                    found += (Finding("duplicate", item.name, f"the same bytes as {shown(first)}", item.index),)
                 findings += found
                 for finding in found:
                     on_finding(finding)
@@ -130,7 +132,7 @@ def check(looks: Looks, on_finding: Callable[[Finding], object], advance: Callab
     except KeyboardInterrupt:
         pass
     finally:
-        looks.groups.close()
+        items.groups.close()
     return CheckReport(images, left_out, tuple(findings), time.perf_counter() - begin, complete)
 
 
@@ -141,15 +143,15 @@ def main(args: argparse.Namespace) -> int:
     """
     from fastload.stats.progress import terminal_bar
 
-    looks = _looks_at(args.factory, args.arg)
-    with terminal_bar(looks.total, "checking", "file") as (advance, write):
+    items = _items_of(args.factory, args.arg)
+    with terminal_bar(items.total, "checking", "file") as (advance, write):
 
         def show(finding: Finding) -> None:
             if not args.json:
                 write(line_of(finding))
                 sys.stdout.flush()  # so that a file has it, too, whatever happens in the next hours
 
-        report = check(looks, show, advance)
+        report = check(items, show, advance)
     if args.json:
         sys.stdout.write(json.dumps(report.to_dict(), indent=2) + "\n")
     else:
@@ -162,14 +164,14 @@ def main(args: argparse.Namespace) -> int:
     return 1 if report.broken or (report.findings and args.fail_on == "any") else 0
 
 
-def _looks_at(what: str, arguments: list[str]) -> Looks:
+def _items_of(what: str, arguments: list[str]) -> CheckedItems:
     if os.path.lexists(what):
-        from fastload.commands.check.samples import look_at_place
+        from fastload.commands.check.samples import check_place
 
-        return look_at_place(what)
+        return check_place(what)
     if ":" not in what:
         raise UsageError(f"there must be a folder, archive or file, or a module:factory, got {what!r}")
     loader, _ = call_factory(what, arguments)
-    from fastload.commands.check.samples import look_at_samples
+    from fastload.commands.check.samples import check_samples
 
-    return look_at_samples(loader)
+    return check_samples(loader)

@@ -1,4 +1,4 @@
-"""Judge encoded images: whether torchvision's loader would raise on them, and what is odd about the others.
+"""Judge encoded images: whether torchvision's loader would raise, and what is odd.
 
 Pillow is the judge. Where the native core decodes a file without a complaint, Pillow would too, and need not be asked.
 """
@@ -39,7 +39,7 @@ _FORMATS: Final = frozenset({"AVIF", "BMP", "GIF", "JPEG", "PNG", "PPM", "TIFF",
 _SAME_FORMAT: Final = {"MPO": "JPEG"}  # of cameras: a JPEG file with other pictures behind it
 _MARKER: Final = re.compile(rb"\xff[^\x00\xd0-\xd7\xff]", re.DOTALL)  # that ends a scan
 _DEEP: Final = re.compile(r"(RGB|CMYK|LA?[;B]).*;1[26]|[IF](;|$)")
-"""Pillow's names of how files of more than 8 bits store a pixel; ``BGR;16`` has fewer."""
+"""Pillow's names for pixels of more than 8 bits a channel; ``BGR;16`` has fewer."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,7 +59,7 @@ class Finding(Result):
 
 @lru_cache(maxsize=1)
 def formats_by_extension() -> dict[str, str]:
-    """Return the formats that are checked by the extensions of their files, as the installed Pillow has them."""
+    """Return the formats that are checked, by the extensions that the installed Pillow knows."""
     return {name: format for name, format in Image.registered_extensions().items() if format in _FORMATS}
 
 
@@ -69,7 +69,7 @@ def extension_of(name: str) -> str:
 
 
 def has_signature(head: bytes) -> bool:
-    """Whether a file's first bytes are those of JPEG, PNG, GIF, TIFF, WebP or AVIF."""
+    """Whether a file begins like JPEG, PNG, GIF, TIFF, WebP or AVIF."""
     return _SIGNATURES.match(head) is not None
 
 

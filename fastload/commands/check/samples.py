@@ -1,4 +1,4 @@
-"""Find what is to be checked, and look at it with all cores: files, members of archives, samples of a dataset."""
+"""Find files, members of archives and samples of datasets, and check them with all cores."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ from fastload.sources.archive_index import FOLDER, OTHER, ArchiveError, ArchiveI
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator, Iterator, Sequence
 
-CHUNK: Final = 4  # files that a thread looks at in one go: handing them over then takes 2% of the time
+CHUNK: Final = 4  # files that a thread checks in one go: handing them over then takes 2% of the time
 CHUNKS_AHEAD: Final = 2  # of each thread; files that a dataset has read are in memory meanwhile
 BATCH: Final = 16  # samples that a worker process fetches in one go
 BATCHES_AHEAD: Final = 4  # that a dataset is asked for
@@ -49,7 +49,7 @@ _KEY: Final = os.urandom(48)  # of checksums
 
 @dataclass(frozen=True, slots=True)
 class Item:
-    """Something to look at.
+    """Something to check.
 
     Attributes:
         name: Path, ``ARCHIVE/MEMBER``, or what the dataset calls the sample.
@@ -63,8 +63,8 @@ class Item:
 
 
 @dataclass(frozen=True, slots=True)
-class Look:
-    """What was seen of one item.
+class CheckedItem:
+    """What was found of one item.
 
     Attributes:
         name: The item's.
@@ -82,24 +82,24 @@ class Look:
 
 
 @dataclass(frozen=True, slots=True)
-class Looks:
-    """What there is to see, which is looked at while it is iterated.
+class CheckedItems:
+    """What there is to check, which happens while it is iterated.
 
     Attributes:
         total: Number of items; ``None`` if that is not known.
-        groups: Looks in the order of the items, some at a time. Closing it ends threads and processes.
+        groups: What was found, in the order of the items, some at a time. Closing it ends threads and processes.
     """
 
     total: int | None
-    groups: Generator[list[Look]]
+    groups: Generator[list[CheckedItem]]
 
 
-def look_at_place(place: str) -> Looks:
-    """Look at the images of a folder and all below it, or at an archive or a file.
+def check_place(place: str) -> CheckedItems:
+    """Check the images below a folder, of an archive, or a file.
 
     Lists the folder and the archives at once; blocks.
     """
-    found: list[Look] = []
+    found: list[CheckedItem] = []
 
     def left_out(path: str, why: Exception) -> None:
         if isinstance(why, OSError):
@@ -122,7 +122,7 @@ def look_at_place(place: str) -> Looks:
             found.append(_failed(path, "unreadable", in_one_line(error), is_image=False))
     items = itertools.chain(map(_item_of_file, files), *(_items_of_archive(*archive) for archive in archives))
     total = len(found) + len(files) + sum(len(index.names) for _, index in archives)
-    return Looks(total, _looked_at(items, found))
+    return CheckedItems(total, _checked(items, found))
 
 
 def _item_of_file(path: str) -> Item:
@@ -157,10 +157,10 @@ def _nothing() -> None:
     return None
 
 
-def look_at_samples(loader: DataLoader[Any]) -> Looks:
-    """Look at all samples of a loader's dataset, whatever its sampler draws.
+def check_samples(loader: DataLoader[Any]) -> CheckedItems:
+    """Check all samples of a loader's dataset, whatever its sampler draws.
 
-    Where they are encoded images that can be located, these are looked at, without transforms. Others are fetched in
+    Where they are encoded images that can be located, these are checked, without transforms. Others are fetched in
     worker processes; a sample is broken if that raises.
 
     Raises:
@@ -168,17 +168,17 @@ def look_at_samples(loader: DataLoader[Any]) -> Looks:
     """
     dataset: Any = loader.dataset
     if isinstance(dataset, IterableDataset):
-        return Looks(None, _fetched(loader))
+        return CheckedItems(None, _fetched(loader))
     if not hasattr(dataset, "__len__"):
         raise UsageError(f"the dataset must have a length, or be an IterableDataset, got {type(dataset).__name__}")
     try:
         has_files = not any(size_of(leaf) for leaf in leaves_of(dataset))
     except Refused:
         has_files = False
-    return Looks(len(dataset), _looked_at(_items_of_dataset(dataset)) if has_files else _fetched(loader))
+    return CheckedItems(len(dataset), _checked(_items_of_dataset(dataset)) if has_files else _fetched(loader))
 
 
-def _items_of_dataset(dataset: Any) -> Iterator[Item | Look]:
+def _items_of_dataset(dataset: Any) -> Iterator[Item | CheckedItem]:
     """Yield the encoded images of a dataset, which is asked in this thread alone."""
     seen: set[str] = set()
     for index, source in _sources(dataset):
@@ -189,14 +189,14 @@ def _items_of_dataset(dataset: Any) -> Iterator[Item | Look]:
         for one in source if type(source) is tuple else (source,):
             if type(one) is str:
                 if one in seen:  # a sample that is drawn more often than others
-                    yield Look(one, index=index)
+                    yield CheckedItem(one, index=index)
                     continue
                 seen.add(one)
             yield Item(name, functools.partial(_bytes, one), index)
 
 
 def _sources(dataset: Any) -> Iterator[tuple[int, Any]]:
-    """Yield each sample's index, and its encoded image or the error that is raised for it."""
+    """Yield each sample's index, and its encoded image or error."""
     if asks_many(dataset):
         batches = _batched(iter(range(len(dataset))), BATCH)
         images = images_in(leaves_of(dataset)[0])
@@ -229,8 +229,11 @@ def _bytes(source: Any) -> bytes | None:
     return None
 
 
-def _looked_at(items: Iterator[Item | Look], found: Sequence[Look] = ()) -> Generator[list[Look]]:
-    """Look at items with a thread for each core, which decode without the GIL; yield what was found before first."""
+def _checked(items: Iterator[Item | CheckedItem], found: Sequence[CheckedItem] = ()) -> Generator[list[CheckedItem]]:
+    """Check items with a thread for each core, which decodes without the GIL.
+
+    What was ``found`` before comes first.
+    """
     yield list(found)
     calibrate()  # which files the core decodes
     formats_by_extension()
@@ -241,40 +244,43 @@ def _looked_at(items: Iterator[Item | Look], found: Sequence[Look] = ()) -> Gene
         warnings.simplefilter("ignore")  # Pillow's, each of which is a finding
         ImageFile.LOAD_TRUNCATED_IMAGES = False
         try:
-            begun = (pool.submit(_look_at_all, chunk) for chunk in _batched(items, CHUNK))
-            for looks in _ahead(begun, CHUNKS_AHEAD * threads):
-                yield looks.result()
+            begun = (pool.submit(_check_all, chunk) for chunk in _batched(items, CHUNK))
+            for checked in _ahead(begun, CHUNKS_AHEAD * threads):
+                yield checked.result()
         finally:
             pool.shutdown(cancel_futures=True)
             ImageFile.LOAD_TRUNCATED_IMAGES = tolerant
 
 
-def _look_at_all(items: list[Item | Look]) -> list[Look]:
-    return [_look_at(item) if isinstance(item, Item) else item for item in items]
+def _check_all(items: list[Item | CheckedItem]) -> list[CheckedItem]:
+    return [_check_item(item) if isinstance(item, Item) else item for item in items]
 
 
-def _look_at(item: Item) -> Look:
+def _check_item(item: Item) -> CheckedItem:
     try:
         data = item.read()
     except Exception as error:  # noqa: BLE001 - of the system, an archive, or the user's dataset
         return _failed(item.name, "unreadable", in_one_line(error), item.index)
     if data is None:
-        return Look(item.name, is_image=item.index is not None, index=item.index)
+        return CheckedItem(item.name, is_image=item.index is not None, index=item.index)
     found = [Finding(kind, item.name, detail, item.index) for kind, detail in judged(data, item.name)]
     if item.index is None and extension_of(item.name) not in formats_by_extension():
         found.append(
             Finding("misnamed", item.name, "an image, but the name does not say so: ImageFolder leaves it out")
         )
     checksum = None if any(finding.broken for finding in found) else _core.tags_of(data, _KEY)
-    return Look(item.name, tuple(found), checksum, index=item.index)
+    return CheckedItem(item.name, tuple(found), checksum, index=item.index)
 
 
-def _failed(name: str, kind: str, detail: str, index: int | None = None, *, is_image: bool = True) -> Look:
-    return Look(name, (Finding(kind, name, detail, index),), is_image=is_image, index=index)
+def _failed(name: str, kind: str, detail: str, index: int | None = None, *, is_image: bool = True) -> CheckedItem:
+    return CheckedItem(name, (Finding(kind, name, detail, index),), is_image=is_image, index=index)
 
 
-def _fetched(loader: DataLoader[Any]) -> Generator[list[Look]]:
-    """Fetch all samples in worker processes, one for each core; those of an iterable dataset in as many as it has."""
+def _fetched(loader: DataLoader[Any]) -> Generator[list[CheckedItem]]:
+    """Fetch all samples in worker processes.
+
+    There is one for each core, or for an iterable dataset as many as the loader has.
+    """
     dataset: Any = loader.dataset
     is_stream = isinstance(dataset, IterableDataset)
     tried: Any = _TriedStream(dataset) if is_stream else _TriedSamples(dataset)
@@ -291,18 +297,18 @@ def _fetched(loader: DataLoader[Any]) -> Generator[list[Look]]:
     done = 0
     try:
         with fetching:
-            for looks in fetching:
-                done += len(looks)
-                yield looks
+            for checked in fetching:
+                done += len(checked)
+                yield checked
     except RuntimeError as error:  # torch's, of a worker that has ended
         yield [_failed(f"samples behind the first {done}", "raises", in_one_line(error), is_image=False)]
 
 
-def _as_list(looks: list[Look]) -> list[Look]:
-    return looks
+def _as_list(checked: list[CheckedItem]) -> list[CheckedItem]:
+    return checked
 
 
-class _TriedSamples(Dataset[Look]):
+class _TriedSamples(Dataset[CheckedItem]):
     """What comes of fetching each sample of a dataset."""
 
     def __init__(self, dataset: Any) -> None:
@@ -311,28 +317,28 @@ class _TriedSamples(Dataset[Look]):
     def __len__(self) -> int:
         return len(self.dataset)
 
-    def __getitem__(self, index: int) -> Look:
+    def __getitem__(self, index: int) -> CheckedItem:
         try:
             self.dataset[index]
         except Exception as error:  # noqa: BLE001 - any error of the user's dataset
             name = sample_name(self.dataset, index) or f"sample {index}"
             return _failed(name, "raises", in_one_line(error), index)
-        return Look("", index=index)
+        return CheckedItem("", index=index)
 
 
-class _TriedStream(IterableDataset[Look]):
+class _TriedStream(IterableDataset[CheckedItem]):
     """What comes of iterating a dataset, until it ends or raises."""
 
     def __init__(self, dataset: Any) -> None:
         self.dataset = dataset
 
-    def __iter__(self) -> Iterator[Look]:
+    def __iter__(self) -> Iterator[CheckedItem]:
         worker = get_worker_info()
         of_worker = "" if worker is None else f" of worker {worker.id}"
         done = 0
         try:
             for _ in self.dataset:
-                yield Look("")
+                yield CheckedItem("")
                 done += 1
         except Exception as error:  # noqa: BLE001 - any error of the user's dataset
             detail = f"{in_one_line(error)}; what follows was not read"

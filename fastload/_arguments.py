@@ -119,14 +119,15 @@ class FactoryError(UsageError):
     """The factory does not exist, raises, or returns an object of the wrong type."""
 
 
-def add_factory_argument(parser: argparse.ArgumentParser, *, optional: bool = False) -> None:
+def add_factory_argument(
+    parser: argparse.ArgumentParser,
+    *,
+    optional: bool = False,
+    metavar: str = "module:factory",
+    help: str = "a function that makes the loader, or a pair (loader, step): step(batch) trains on one batch",
+) -> None:
     """Declare ``module:factory`` and its arguments."""
-    parser.add_argument(
-        "factory",
-        metavar="module:factory",
-        nargs="?" if optional else None,
-        help="a function that makes the loader, or a pair (loader, step): step(batch) trains on one batch",
-    )
+    parser.add_argument("factory", metavar=metavar, nargs="?" if optional else None, help=help)
     parser.add_argument(
         "--arg", metavar="VALUE", action="append", default=[], help="an argument of it, as a string; may be given again"
     )

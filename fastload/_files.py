@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, BinaryIO
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
 
 
 def user_folder(variable: str, default: str) -> Path:
@@ -60,7 +60,9 @@ def open_of_process(pid: int, descriptor: int, inode: int, flags: int = os.O_RDW
     return own
 
 
-def files_below(folder: str | os.PathLike[str], *, strict: bool = False) -> Iterator[str]:
+def files_below(
+    folder: str | os.PathLike[str], left_out: Callable[[str, Exception], object] = lambda path, why: None
+) -> Iterator[str]:
     """Yield the paths of the files in a folder and below, sorted within each folder.
 
     Links are followed. Each folder is visited once, and none that holds ``folder`` itself, so that no links lead round;
@@ -69,10 +71,8 @@ def files_below(folder: str | os.PathLike[str], *, strict: bool = False) -> Iter
 
     Args:
         folder: Where to begin.
-        strict: Whether to raise where a link leads to a folder again, or something is neither a file nor a folder.
-
-    Raises:
-        ValueError: There is such a thing, and ``strict``.
+        left_out: Called with a path that is left out and the reason: the ``OSError`` of a folder, or a ``ValueError``
+            that says what must not be there. What it raises ends the walk.
     """
     visited = {_identity(parent) for parent in Path(os.path.realpath(folder)).parents}
     pending = [os.fspath(folder)]
@@ -81,13 +81,13 @@ def files_below(folder: str | os.PathLike[str], *, strict: bool = False) -> Iter
         try:
             identity = _identity(place)
             if identity in visited:
-                if strict:
-                    raise ValueError(f"links must not lead to a folder twice, but {place} does; remove it")
+                left_out(place, ValueError(f"links must not lead to a folder twice, but {place} does; remove it"))
                 continue
             visited.add(identity)
             with os.scandir(place) as found:
                 entries = sorted(found, key=lambda entry: entry.name)
-        except OSError:
+        except OSError as error:
+            left_out(place, error)
             continue
         folders = []
         for entry in entries:
@@ -96,8 +96,9 @@ def files_below(folder: str | os.PathLike[str], *, strict: bool = False) -> Iter
                 folders.append(entry.path)
             elif kind in (stat.S_IFREG, None):
                 yield entry.path
-            elif strict:
-                raise ValueError(f"there must be files and folders alone, but {entry.path} is neither; remove it")
+            else:
+                why = f"there must be files and folders alone, but {entry.path} is neither; remove it"
+                left_out(entry.path, ValueError(why))
         pending += reversed(folders)
 
 

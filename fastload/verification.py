@@ -259,7 +259,7 @@ def _compare(
         return Verification(number, plan.engine, found, *seen)
 
     total = epoch if batches is None or epoch is None else min(batches, epoch)
-    with terminal_bar(total, desc="comparing") as advance:
+    with terminal_bar(total, desc="comparing") as (advance, _):
         try:
             while True:
                 a, b = next(theirs, missing), next(ours, missing)
@@ -279,7 +279,7 @@ def _compare(
                     last = str(b).strip().rpartition("\n")[2]  # after the traceback: the error, or the sample and file
                     errors.append(f"batch {number}, {type(b).__name__}: {last.removeprefix(f'{type(b).__name__}: ')}")
                 number += 1
-                advance()
+                advance(1)
         except KeyboardInterrupt:
             raise VerificationInterrupted(result(None)) from None
 

@@ -16,6 +16,7 @@
 #include "bindings/pool.h"
 #include "codecs/codecs.h"
 #include "index/jpeg_index.h"
+#include "jpeg/baseline.h"
 #include "sample/whole_image.h"
 
 namespace nb = nanobind;
@@ -38,13 +39,28 @@ nb::tuple jpeg_header(nb::handle data) {
                         header.components, name_of(header.subsampling), header.progressive, name_of(header.format));
 }
 
-// Where the file's only scan ends, or 0 if the core may not decode it or decoding could fail.
-std::size_t scan_end(nb::bytes data, std::uint64_t max_pixels) {
+// Whether libjpeg decodes the file's only scan without a warning: all of its codes are read, and no pixels made.
+bool has_sound_scan(ByteSource& source, const JpegHeader& header) {
+  static thread_local HuffmanTables tables;
+  static thread_local ScanDecoder decoder;
+  BaselineHeader baseline;
+  if (!read_baseline(source, header, tables, baseline)) return false;
+  const std::uint64_t mcus = std::uint64_t{baseline.scan.mcu_columns} * baseline.scan.mcu_rows;
+  return decoder.start(source, baseline.scan) && decoder.skip(mcus) && decoder.finish();
+}
+
+// Where the file's only scan ends, or 0 if the core may not decode it or decoding could fail; with `codes`, also if
+// libjpeg would warn of the scan.
+std::size_t scan_end(nb::bytes data, std::uint64_t max_pixels, bool codes) {
   const auto* bytes = reinterpret_cast<const std::uint8_t*>(data.data());
+  const std::size_t size = data.size();
   JpegHeader header;
-  ByteSource source(bytes, data.size());
+  ByteSource source(bytes, size);
   if (scan_header(source, header) != Status::ok || check_supported(header, max_pixels) != Status::ok) return 0;
-  return end_of_scan(bytes, data.size(), header);
+  const std::size_t end = end_of_scan(bytes, size, header);
+  if (end == 0 || !codes) return end;
+  nb::gil_scoped_release release;
+  return has_sound_scan(source, header) ? end : 0;
 }
 
 // `out`: NHWC with N = 1.
@@ -148,7 +164,7 @@ void bind_decode(nb::module_& m) {
   m.def("decode_for_opencv", &decode_for_opencv, "data"_a, "pixels"_a, "upright"_a, "allocate"_a);
   m.def("decode_levels", &decode_levels, "data"_a, "out"_a.noconvert());
   m.def("unfilled_bytes", &unfilled_bytes, "size"_a);
-  m.def("scan_end", &scan_end, "data"_a, "max_pixels"_a = 0);
+  m.def("scan_end", &scan_end, "data"_a, "max_pixels"_a = 0, "codes"_a = false);
   m.def("decode", &decode_one, "data"_a, "out"_a.noconvert(), "geometry"_a, nb::kw_only(), "filter"_a = "bilinear",
         "pass_rule"_a = "horizontal_first", "max_pixels"_a = 0, "fast"_a = false, "index"_a = nb::none());
 }

@@ -50,13 +50,18 @@ def check_data(folder: Path | None) -> None:
     if not classes:
         raise UsageError(f"{wanted}, got {folder}")
     try:
-        images = [path for path in files_below(folder, strict=True) if path.lower().endswith(IMG_EXTENSIONS)]
+        images = [path for path in files_below(folder, _refuse) if path.lower().endswith(IMG_EXTENSIONS)]
     except ValueError as error:
         raise UsageError(str(error)) from error
     with_images = {Path(path).relative_to(folder).parts[0] for path in images}
     for entry in classes:
         if entry.name not in with_images:
             raise UsageError(f"{wanted}, but {entry} holds none of {', '.join(IMG_EXTENSIONS)}")
+
+
+def _refuse(path: str, why: Exception) -> None:
+    if not isinstance(why, OSError):  # a folder that cannot be read is empty for ImageFolder, too
+        raise why
 
 
 @contextlib.contextmanager

@@ -96,6 +96,7 @@ COMMANDS: Final[Table] = {
     ),
     "tune": Command("fastload.commands.tune", "how many workers keep a training step fed", "insight", {"rich": always}),
     "bench": Group("fastload.commands.bench", "measure on this machine"),
+    "check": Command("fastload.commands.check.check", "read every image once and name the broken and odd ones"),
     "doctor": Command("fastload.commands.doctor.doctor", "what this machine has and lacks"),
 }
 

@@ -102,12 +102,13 @@ def identity_of(about: os.stat_result) -> Identity:
     return (*stamp_of(about), about.st_ctime_ns, about.st_ino)
 
 
-def read_index(path: str, *, is_zip: bool) -> ArchiveIndex:
+def read_index(path: str, *, is_zip: bool, keep: bool = True) -> ArchiveIndex:
     """Read where an archive's members lie, or load its kept index. Blocks.
 
     Args:
         path: The archive.
         is_zip: Whether it must be a zip archive, or a tar archive that is not compressed.
+        keep: Whether to keep an index that was not there.
 
     Raises:
         ArchiveError: It is no such archive.
@@ -127,7 +128,7 @@ def read_index(path: str, *, is_zip: bool) -> ArchiveIndex:
         if index is not None or file == cached or not os.path.lexists(file):  # what is another's stays
             free.append(file)
     index = _made(path, identity, is_zip=is_zip)
-    for file in free:
+    for file in free if keep else ():
         with suppress(OSError):
             _save(file, index, key)
             break

@@ -67,15 +67,21 @@ def _bar(loader: Iterable[T], tqdm: Any, options: dict[str, Any]) -> Iterator[T]
 
 
 @contextlib.contextmanager
-def terminal_bar(total: int | None, desc: str) -> Iterator[Callable[[], object]]:
-    """Show tqdm's bar if stderr is a terminal; yields the function that advances it."""
+def terminal_bar(
+    total: int | None, desc: str, unit: str = "batch"
+) -> Iterator[tuple[Callable[[int], object], Callable[[str], object]]]:
+    """Show tqdm's bar if stderr is a terminal.
+
+    Yields:
+        A function that advances the bar, and one that writes a line to stdout, above it.
+    """
     if importlib.util.find_spec("tqdm") is None or not sys.stderr.isatty():
-        yield lambda: None
+        yield lambda count: None, lambda line: sys.stdout.write(f"{line}\n")
         return
     from tqdm import tqdm
 
-    with tqdm(total=total, desc=desc, unit="batch", leave=False) as bar:
-        yield bar.update
+    with tqdm(total=total, desc=desc, unit=unit, leave=False) as bar:
+        yield bar.update, tqdm.write
 
 
 def _words(stats: Stats) -> str:

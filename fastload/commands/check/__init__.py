@@ -1,0 +1,1 @@
+"""``fastload check``: read every image once and name the broken and odd ones."""

@@ -9,7 +9,7 @@ BIN := $(VENV)/bin
 CXX_FILES = $(shell find csrc -name '*.cpp' -o -name '*.h' -o -name '*.cu')
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo bench test test-all release torture mutants lint format figures docs wheel matrix cluster sanitize simd unsimd clean
+.PHONY: help setup demo bench test test-all thorough release tag torture mutants lint format figures docs wheel matrix cluster sanitize simd unsimd clean
 
 help: ## show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-8s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -30,8 +30,14 @@ test: setup ## all tests but the slow ones; ARGS='-k name' picks some
 test-all: setup ## every test, as thoroughly as it can; ARGS='-k name' picks some
 	$(BIN)/python -m pytest -n $(JOBS) --dist loadfile --all $(ARGS)
 
-release: setup ## what a merge does not wait for: tests in full, matrix, other Pillows, fuzzing, torture
-	scripts/release.sh
+thorough: setup ## what a merge does not wait for: tests in full, matrix, other Pillows, fuzzing, torture
+	scripts/thorough.sh
+
+release: setup ## sources, wheels and notes in dist/, checked, after make thorough; ARGS=--quick leaves that out
+	scripts/release.sh $(ARGS)
+
+tag: ## tag the version of pyproject.toml, if all is committed and CHANGELOG.md has its section
+	$(PYTHON) scripts/tag.py
 
 torture: setup ## hostile trials beside torch's DataLoader, in hours; ARGS='--only kills --share 0.1'
 	PYTHONPATH=tests $(BIN)/python -m torture $(ARGS)

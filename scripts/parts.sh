@@ -1,4 +1,4 @@
-# Sourced by .ci/run and scripts/release.sh: parts that say what they took, and what both have.
+# Sourced by .ci/run and by scripts: parts that say what they took, and what several have.
 bin=$PWD/${VENV:-.venv}/bin
 python=$bin/python
 scratch=$(mktemp -d)
@@ -7,6 +7,15 @@ trap 'rm -rf "$scratch"' EXIT
 part() { # command ...
   local TIMEFORMAT="== $*: %R s, CPU %U + %S s"
   time "$@"
+}
+
+# Prints the path of a Python that starts: pyenv has a python3.12 for every 3.12 it knows, but that may start none.
+find_python() { # 3.12
+  local candidate
+  for candidate in "python$1" "${PYENV_ROOT:-$HOME/.pyenv}/versions/$1".*/bin/python; do
+    "$candidate" -c 'import sys; print(sys.executable)' 2>/dev/null && return
+  done
+  return 1
 }
 
 # The native core under sanitizers, with so many seconds of fuzzing for each target.

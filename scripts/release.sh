@@ -1,27 +1,50 @@
 #!/usr/bin/env bash
-# What takes too long for every merge: every test as thoroughly as it can, each row of the support matrix, the bits
-# against other Pillows, long fuzzing, hostile trials. CONTRIBUTING.md says after which changes to run it.
+# Builds a release in dist/ and checks it: the sources, a wheel for each Python that pyproject.toml names, one of Python
+# alone, and the notes, which are the changelog's newest section. Publishes nothing; `make tag` tags it.
 #
-#   FUZZ_SECONDS  of each target (default: 600)
-#   SHARE         of the hostile trials (default: 0.1)
+#   scripts/release.sh [--quick]
+#
+#   --quick leaves out `make thorough`, and runs of the sources' own tests those marked matrix only
 set -euo pipefail
 cd "$(dirname "$0")/.."
-export FASTLOAD_WERROR=ON FASTLOAD_REQUIRE_MATRIX=1
+case "$*" in "" | --quick) ;; *) echo "release: takes --quick or nothing, got $*" >&2 && exit 2 ;; esac
+export FASTLOAD_WERROR=ON
 source scripts/parts.sh
+unset MAKEFLAGS MAKELEVEL ARGS # of the make that called; ARGS are not those of a test
 
-# Pillow 13 orders the passes of a resize otherwise than 12.3 does; the core follows whichever is installed.
-other_pillow() { # version
-  "$python" -m pip install -q --no-deps --target "$scratch/pillow-$1" "pillow==$1"
-  PYTHONPATH=$scratch/pillow-$1 "$python" -m pytest -q --all -k "not sanitizers" \
-    tests/unit/test_resample.py tests/unit/test_calibration.py tests/property/test_any_resize.py tests/property/test_jpeg_bits.py \
-    tests/unit/test_codecs.py tests/property/test_codec_bits.py tests/unit/test_lazy_images.py tests/unit/test_orientation.py
+minors=$(sed -n 's/.*"Programming Language :: Python :: \(3\.[0-9]*\)",/\1/p' pyproject.toml)
+declare -A pythons
+for minor in $minors; do
+  pythons[$minor]=$(find_python "$minor") || { echo "release: there is no Python $minor here; its wheel needs one" >&2 && exit 1; }
+done
+
+sources() {
+  "$scratch/tools/bin/python" -m build --sdist --outdir dist . >"$scratch/log" || { cat "$scratch/log" && return 1; }
 }
 
-part make test-all
-part make matrix
-part other_pillow 12.1.1
-part other_pillow 12.3.0
-part sanitizers "${FUZZ_SECONDS:-600}"
-part make torture ARGS="--share ${SHARE:-0.1} --json $scratch/torture.json"
-part make bench ARGS="--json $scratch"
+# The sources in an empty environment: they build, and their tests pass.
+unpacked() ( # --quick or nothing
+  tar -xzf dist/fastload_torch-*.tar.gz -C "$scratch"
+  cd "$scratch"/fastload_torch-*/
+  if [ "$1" = --quick ]; then scripts/matrix.sh "${minors%%[^0-9.]*}:newest"; else make test; fi
+)
+
+in_empty_environment() { # wheel, python
+  FASTLOAD_WHEEL=$1 FASTLOAD_WHEEL_PYTHON=$2 "$python" -m pytest -q --all tests/wheel
+}
+
+"$python" scripts/tag.py --notes >"$scratch/notes" # before all else: what is released has a dated section
+[ "${1:-}" = --quick ] || part make thorough
+rm -rf dist
+python3 -m venv "$scratch/tools"
+"$scratch/tools/bin/pip" install --quiet build twine
+PYTHON="${pythons[*]}" part scripts/wheel.sh dist
+part sources
+part "$scratch/tools/bin/twine" check --strict dist/*
+for minor in $minors; do
+  part in_empty_environment "$(echo dist/*-"cp${minor/./}"-*manylinux*.whl)" "${pythons[$minor]}"
+done
+part unpacked "${1:-}"
+cp "$scratch/notes" dist/release-notes.md
+ls -l dist
 echo "== all: $SECONDS s"

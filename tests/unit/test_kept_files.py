@@ -66,6 +66,11 @@ class Visits:
         self.memory, self.used = _core.KeptMemory(self.device.data_ptr()), 0
         self.staging: Any = None
 
+    def place(self, staging):
+        staging.keep_in(self.memory, self.memory.address + self.used)
+        self.used += staging.keep_bytes
+        assert self.used <= self.device.nbytes
+
     def visit(self, seed, views=1, spoilt=(), known=False, **options):
         inputs = [path for path in self.paths for _ in range(views)]
         boxes = np.concatenate([crops(seed + view, len(self.paths)) for view in range(views)])
@@ -79,9 +84,7 @@ class Visits:
         job.wait()
         self.read = bytes_read() - before
         assert set(job.statuses()) == {0}
-        staging.keep_in(self.memory, self.memory.address + self.used)
-        self.used += staging.keep_bytes
-        assert self.used <= self.device.nbytes
+        self.place(staging)
         bad = self.kernels.decode(staging, memory, pixels, len(inputs))
         for image in spoilt:
             self.kernels.bad[image] = 1
@@ -311,6 +314,9 @@ def test_memory_is_given_back_when_others_need_it(parts):
     assert files.files.wants, "the second part is not full"
     assert placed(files, 200) is None
     assert not files.files.wants
+    files.now[0] += kept._LOOK_S
+    placed(files, 0)
+    assert not files.files.wants, "there is still no room for as much"
     memory.others = 0
     files.now[0] += kept._LOOK_S
     placed(files, 0)
@@ -347,6 +353,21 @@ def test_loaders_of_a_process_share_what_is_on_a_device(monkeypatch):
     del first, second
     gc.collect()
     assert len(kept._all) == 0
+
+
+def test_memory_stays_while_a_batch_needs_it(kernels, pool, paths):
+    memory = HostMemory(1 << 24)
+    files = on(memory, 1 << 20, settle_s=-1)
+    visits = Visits(kernels, pool, paths)
+    visits.files, visits.place = files.files, files.place
+    visits.visit(1)
+    assert visits.visit(2).kept_files == KEPT
+    assert files.give_back()
+    assert files.files.totals[0] == 0
+    assert memory.freed == []
+    visits.staging = None
+    assert not files.give_back(), "there was none left to give back"
+    assert memory.freed == [1 << 20]
 
 
 @pytest.fixture

@@ -1,25 +1,31 @@
 """Install the wheel into an empty environment, without libraries of the system's.
 
 Builds a wheel, which takes minutes and wants package indexes. FASTLOAD_WHEEL=1 runs it; FASTLOAD_WHEEL=<file> takes a
-wheel that is there.
+wheel that is there, and FASTLOAD_WHEEL_PYTHON the interpreter that it is for, if that is another than the tests'. What
+it depends on is then installed, too, which takes minutes and gigabytes.
 """
 
 from __future__ import annotations
 
+import email
 import os
+import shutil
 import subprocess
 import sys
-import venv
+import tomllib
 import zipfile
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from jpeg_writer import write_jpeg
+from packaging.requirements import Requirement
 
 from fastload import _core
 
 ROOT = Path(__file__).parents[2]
 ASKED = os.environ.get("FASTLOAD_WHEEL", "")
+INTERPRETER = os.environ.get("FASTLOAD_WHEEL_PYTHON", sys.executable)
 
 pytestmark = [
     pytest.mark.slow,
@@ -75,13 +81,14 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def python(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def python(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     """The interpreter of an environment that holds the wheel and nothing else."""
     folder = tmp_path_factory.mktemp("empty")
-    venv.create(folder, with_pip=True)
+    subprocess.run([INTERPRETER, "-m", "venv", folder], check=True)
     python = folder / "bin" / "python"
     subprocess.run([python, "-m", "pip", "install", "--quiet", "--no-deps", "--no-index", wheel], check=True)
-    return python
+    yield python
+    shutil.rmtree(folder)
 
 
 def test_tag_is_that_of_torchs_own_wheels(wheel: Path) -> None:
@@ -133,10 +140,25 @@ def test_core_works_in_an_empty_environment(python: Path, tmp_path: Path) -> Non
     assert simd == _core.simd_level()  # whatever the compiler, it knows this CPU
 
 
-def test_vision_works_with_the_packages_it_depends_on(python: Path) -> None:
+def test_metadata_is_that_of_the_project(wheel: Path) -> None:
+    archive = zipfile.ZipFile(wheel)
+    (found,) = (name for name in archive.namelist() if name.endswith("dist-info/METADATA"))
+    written = email.message_from_bytes(archive.read(found))
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    assert written["Version"] == project["version"]
+    assert written["License-Expression"] == project["license"]
+    assert written.get_all("Classifier") == project["classifiers"]
+    needed = {Requirement(text) for text in written.get_all("Requires-Dist", [])}
+    assert {Requirement(text) for text in project["dependencies"]} <= needed
+
+
+def test_vision_works_with_the_packages_it_depends_on(wheel: Path, python: Path) -> None:
     (packages,) = (python.parent.parent / "lib").glob("python*/site-packages")
-    ours = {str(Path(path).resolve()) for path in sys.path if path.endswith("site-packages")}
-    (packages / "dependencies.pth").write_text("\n".join(sorted(ours)))
+    if sys.executable == INTERPRETER:
+        ours = {str(Path(path).resolve()) for path in sys.path if path.endswith("site-packages")}
+        (packages / "dependencies.pth").write_text("\n".join(sorted(ours)))
+    else:
+        subprocess.run([python, "-m", "pip", "install", "--quiet", "--no-cache-dir", wheel], check=True)
     lines = run(python, USE_VISION).splitlines()
     assert lines[0].startswith(str(packages))
     assert "4:4:0" in lines[1]

@@ -18,18 +18,22 @@ from torch.utils.data import DataLoader
 
 from fastload._display import card, table
 from fastload.autoscale.policy import AutoWorkers, auto_workers
+from fastload.bad_samples import ahead_of
 from fastload.check.results import level_outside
 from fastload.iterators import DeviceIterator, Reset, TorchDeviceIterator, fetcher_in_process, start_native
 from fastload.loader_state import LoaderState, state_of
 from fastload.options import (
+    ERRORS_MAX,
     INDEX_BYTES,
     Decode,
     Device,
     Engine,
     LoaderConfig,
+    OnError,
     Options,
     OwnArguments,
     Randomness,
+    check_on_error,
     has_own_iter,
     has_own_iterator,
     name_of_dataset,
@@ -51,6 +55,7 @@ if TYPE_CHECKING:
 
     from torch.utils.data import Dataset, Sampler
 
+    from fastload.bad_samples import SampleError
     from fastload.device.replay import Replay
     from fastload.plan import Plan
     from fastload.route import Route
@@ -104,6 +109,12 @@ class FastLoader(LoaderConfig[T_co]):
         deferred: Whether tensors that worker processes make of images stay without pixels until the batch is sent:
             what the program does to them is noted, and done for all at once. Such a tensor has its values when it is
             looked at (:mod:`fastload.deferred`).
+        on_error: What becomes of a sample that raises while it is read or decoded. ``"raise"``: the error is raised, as
+            in torch. ``"skip"``: the sample is left out of its batch, and a batch without samples is left out.
+            ``"replace"``: the next index of the sampler's whose sample works takes its place, so batches keep their
+            size. Each such sample is logged once. See :doc:`/bad_samples`.
+        max_errors: How many samples may fail: a count (``int``) of different ones, or a share (``float``) of those
+            read, judged from 100 samples on.
         exact: ``False`` also runs natively what has the same bits only at torch's pace: torchvision's ``GaussianBlur``,
             at most 1 of 256 levels off. The plan names it.
 
@@ -112,7 +123,8 @@ class FastLoader(LoaderConfig[T_co]):
 
     Raises:
         ValueError, TypeError: As in torch's DataLoader, and for FastLoader's own arguments.
-        RuntimeError: ``device`` is not available.
+        RuntimeError: ``device`` is not available; or, from ``next()``, more samples have failed than ``max_errors``
+            allows (its attribute ``errors`` lists them).
     """
 
     def __init__(
@@ -147,6 +159,8 @@ class FastLoader(LoaderConfig[T_co]):
         jpeg_index: object = None,
         decode: Decode = "auto",
         deferred: bool = True,
+        on_error: OnError = "raise",
+        max_errors: float = ERRORS_MAX,
     ) -> None:
         auto = auto_workers(num_workers, dataset)
         super().__init__(
@@ -171,7 +185,7 @@ class FastLoader(LoaderConfig[T_co]):
         if auto is not None:
             self.num_workers = auto
         own = (device, memory_format, dtype, device_prefetch, engine, max_pinned_bytes, randomness, exact)
-        self._take_options(Options(*own, max_index_bytes, jpeg_index, decode, deferred))
+        self._take_options(Options(*own, max_index_bytes, jpeg_index, decode, deferred, on_error, max_errors))
 
     def _take_options(self, options: Options) -> None:
         # Public attributes, because frameworks rebuild a loader from vars(loader).
@@ -194,8 +208,11 @@ class FastLoader(LoaderConfig[T_co]):
             )
         self.decode = options.decode
         self.deferred = options.deferred
+        self.on_error = options.on_error
+        self.max_errors = options.max_errors
         vars(self)["_state"] = LoaderState()
         check_seedable(self, self.randomness)
+        check_on_error(self, self.on_error)
         if self.engine == "native" or self.decode == "gpu":
             route = route_of(self)
             if self.engine == "native" and route.maker == "python":
@@ -262,6 +279,13 @@ class FastLoader(LoaderConfig[T_co]):
         Cheap; may be called during iteration, from any thread.
         """
         return state_of(self).stats(self.num_workers)
+
+    def errors(self) -> list[SampleError]:
+        """List the samples that ``on_error`` has left out or replaced, in the order in which they first failed.
+
+        Of all epochs so far, and of the runs whose states were loaded. May be called during iteration, from any thread.
+        """
+        return state_of(self).place.errors.listed()
 
     def report(self) -> Report:
         """The bottleneck of the loop that consumes this loader, with evidence and remedy; ``print`` it.
@@ -448,11 +472,13 @@ class FastLoader(LoaderConfig[T_co]):
         view: Any = object.__new__(without_del(cast("Any", type(self))))  # keeps a subclass's overrides
         vars(view).update(vars(self))
         vars(view).pop("_get_iterator", None)  # one set on this loader, which has called this
+        if self.on_error == "replace":
+            vars(view)["batch_sampler"] = ahead_of(self.batch_sampler, self.on_error)
         if counters is not None and self.num_workers:
             vars(view)["worker_init_fn"] = setup = setup_of(self, route, counters)
         make = functools.partial(torchs_iterator, view)
         start = functools.partial(start_workers, make) if self.num_workers else make
-        iterator: Any = start_iterator(view, state_of(self).place.resumption, start)
+        iterator: Any = start_iterator(self, view, state_of(self).place.resumption, start)
         if self.num_workers and iterator._worker_init_fn is setup:
             iterator._worker_init_fn = self.worker_init_fn
         if native is not None:

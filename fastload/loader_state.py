@@ -262,6 +262,7 @@ class LoaderState:
         self._pid, self._lock = os.getpid(), threading.RLock()
         self._transfers, self._sized = {}, None
         self._meters.drop_inherited()
+        self.place.errors.drop_inherited()
         self.steady, self.utilizations = _followed(self), {}
         self.slots = self._buffers = self._painter = None
         if not has_own_iterator(loader):
@@ -327,6 +328,7 @@ class LoaderState:
         for transfer, scheduler in transfers:
             self._count(transfer, scheduler, totals, missed)
         totals.add(self._meters.totals())
+        totals["errors"] = self.place.errors.failed
         for utilization in list(self.utilizations.values()):
             totals.add(utilization.totals())
         index = self._index  # close() may take it in another thread

@@ -250,6 +250,8 @@ def _read(loader: LoaderConfig[Any], place: LoaderPlace, position: Position | No
         "start": start.packed(texts, "start"),
         "now": now.packed(texts, "now"),
     }
+    if loader.on_error != "raise" or place.errors.tried:
+        data["errors"] = place.errors.packed()
     return {**data, "checksum": checksum_of(data)}
 
 
@@ -281,6 +283,7 @@ def load_state_dict(loader: LoaderConfig[Any], place: LoaderPlace, data: Any) ->
     from fastload.state.frameworks import accelerate_sets_generators
 
     place.loaded, place.keeps_generators = loaded, accelerate_sets_generators()
+    place.errors.load(loaded.get("errors"))
 
 
 def _unsupported(loader: LoaderConfig[Any]) -> str | None:

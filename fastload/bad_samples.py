@@ -68,19 +68,16 @@ class TooManyBadSamplesError(RuntimeError):
         self.errors = errors or []
 
 
-class Failed(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class Failed:
     """A sample of a batch that failed.
 
     Attributes:
-        index: As of :class:`SampleError`, like the next two.
-        file: Its file.
-        error: Type and message.
+        error: What it raised.
         instead: ``repr`` of the index of the sample in its place; ``None`` if it is left out.
     """
 
-    index: int | str | None
-    file: str | None
-    error: str
+    error: SampleError
     instead: str | None = None
 
 
@@ -122,20 +119,28 @@ def described(error: BaseException) -> str:
     return f"{kind}: {text[:_TEXT_MAX]}" if text else kind
 
 
-def plain(index: Any) -> int | str:
+def failed_with(index: Any, file: str | None, error: BaseException) -> Failed:
+    """Describe a sample's error.
+
+    Args:
+        index: The sampler's.
+        file: The sample's, if known.
+        error: What it raised.
+    """
+    said = getattr(error, "filename", None) or getattr(error, "path", None)
+    return Failed(SampleError(plain(index), file or (said if isinstance(said, str) else None), described(error)))
+
+
+def plain(index: Any) -> int | str | None:
     """Return a sampler's index as a number or text."""
+    if index is None:
+        return None
     if isinstance(index, str):
         return str(index)
     try:
         return int(index.__index__())
     except Exception:  # noqa: BLE001 - it is none, or any error of the user's class
         return repr(index)
-
-
-def file_of(name: str | None, error: BaseException) -> str | None:
-    """Return a sample's file: its name, or else what the error says."""
-    file = getattr(error, "filename", None) or getattr(error, "path", None)
-    return name or (file if isinstance(file, str) else None)
 
 
 class ErrorLog:
@@ -166,15 +171,14 @@ class ErrorLog:
             self.tried += tried
             self.failed += len(failed)
             self._packed = None
-            for index, file, error, instead in failed:
-                new = SampleError(index, file, error)
-                if (known := self._known.get(_key(new))) is not None:
-                    new = replace(known, times=known.times + 1)
-                else:
-                    _LOGGER.warning(
-                        "%s; %s", new, "left out" if instead is None else f"replaced by sample {instead}"
-                    )
-                self._known[_key(new)] = new
+            for each in failed:
+                key = _key(each.error)
+                if (known := self._known.get(key)) is not None:
+                    self._known[key] = replace(known, times=known.times + 1)
+                    continue
+                self._known[key] = each.error
+                then = "left out" if each.instead is None else f"replaced by sample {each.instead}"
+                _LOGGER.warning("%s; %s", each.error, then)
             over = self._over(max_errors)
         if over is not None:
             raise TooManyBadSamplesError(over, self.listed())

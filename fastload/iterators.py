@@ -27,7 +27,7 @@ from fastload.torch_workers.processes import after_error, check_process, restart
 from fastload.torch_workers.signals import Finalizer, deferred_signals
 from fastload.torch_workers.view import refresh, view_of
 from fastload.workers.start import Collate, next_of, start_epoch
-from fastload.workers.tolerant import left_out_by
+from fastload.workers.tolerant import left_out_by, take_apart
 from fastload.workers.worker import setup_of
 
 if TYPE_CHECKING:
@@ -398,7 +398,8 @@ class TorchDeviceIterator(DeviceIterator):
         self._view = view_of(loader, **self._changes(loader))
         scheduler.serve(self)
         pids = [] if slots is None else slots.open_for(self)
-        self._host = start_epoch(loader, self._view, state.place.resumption)
+        self._host = start_epoch(self._view, state.place.resumption)
+        take_apart(loader, self._host)
         pids += [worker.pid for worker in getattr(self._host, "_workers", ())]
         self._counts_up = loader.in_order and loader.num_workers > 0  # torch's count is then the batch's number
         if self._native is not None:

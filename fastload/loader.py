@@ -46,6 +46,7 @@ from fastload.stats.stats import Stats
 from fastload.torch_workers.processes import start_workers
 from fastload.torch_workers.view import is_torchdatas, take_over, torchs_iterator, without_del
 from fastload.workers.start import route_of, start_iterator
+from fastload.workers.tolerant import take_apart
 from fastload.workers.worker import setup_of
 
 if TYPE_CHECKING:
@@ -478,7 +479,8 @@ class FastLoader(LoaderConfig[T_co]):
             vars(view)["worker_init_fn"] = setup = setup_of(self, route, counters)
         make = functools.partial(torchs_iterator, view)
         start = functools.partial(start_workers, make) if self.num_workers else make
-        iterator: Any = start_iterator(self, view, state_of(self).place.resumption, start)
+        iterator: Any = start_iterator(view, state_of(self).place.resumption, start)
+        take_apart(self, iterator)
         if self.num_workers and iterator._worker_init_fn is setup:
             iterator._worker_init_fn = self.worker_init_fn
         if native is not None:

@@ -218,7 +218,7 @@ def check_on_error(loader: DataLoader[Any], on_error: OnError) -> None:
             f"on_error='replace' needs a dataset with indices, got the iterable {type(loader.dataset).__name__}; "
             "use on_error='skip'"
         )
-    if not loader._auto_collation:  # type: ignore[attr-defined]
+    if not loader._auto_collation:
         raise ValueError("on_error='replace' needs batches, got batch_size=None; use on_error='skip'")
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import os
+import sys
 import time
 from typing import TYPE_CHECKING, Any
 
@@ -12,6 +13,7 @@ import torch
 from torch._utils import ExceptionWrapper
 from torchvision.transforms import functional
 
+from fastload.bad_samples import described, is_of_sample
 from fastload.pipeline.datasets.arrays import Pixels
 from fastload.pipeline.datasets.folders import OddPath
 from fastload.pipeline.datasets.samples import one_of
@@ -141,8 +143,13 @@ def failed_of(job: _core.Job) -> list[int]:
 
 
 def wrapped(worker: int, where: str | None) -> ExceptionWrapper:
-    """Wrap the current exception as torch's worker does, and name the sample in its message."""
-    result: ExceptionWrapper = ExceptionWrapper(where=f"in DataLoader worker process {worker}")  # type: ignore[no-untyped-call]
+    """Wrap the current exception as torch's worker does, and name the sample in its message.
+
+    Its ``summary`` is the error's type and message; ``None`` if it cannot be blamed on the sample.
+    """
+    result: Any = ExceptionWrapper(where=f"in DataLoader worker process {worker}")  # type: ignore[no-untyped-call]
+    error = sys.exception()
+    result.summary = described(error) if error is not None and is_of_sample(error) else None
     if where is not None:
         result.exc_msg = f"{result.exc_msg}\n{where}"
-    return result
+    return result  # type: ignore[no-any-return]

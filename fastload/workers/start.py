@@ -30,7 +30,6 @@ from fastload.randomness.by_sample import SeededByIndex
 from fastload.route import decide
 from fastload.torch_workers.processes import start_frozen
 from fastload.torch_workers.view import torchs_iterator
-from fastload.workers.tolerant import take_apart
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -218,32 +217,25 @@ def _deferral() -> Deferral | None:
     return functions.Deferral()
 
 
-def start_epoch(
-    loader: LoaderConfig[Any], view: DataLoader[Any], resumption: Resumption | None = None
-) -> Iterator[Any]:
-    """Start torch's own iterator over a loader's view, or resume one."""
+def start_epoch(view: DataLoader[Any], resumption: Resumption | None = None) -> Iterator[Any]:
+    """Start torch's own iterator, or resume one."""
     seeded = view.dataset if isinstance(view.dataset, SeededByIndex) else None
     make = functools.partial(torchs_iterator, view)
     if view.num_workers:
         make = functools.partial(start_frozen, make)
-    iterator: Any = start_iterator(loader, view, resumption, make)
+    iterator: Any = start_iterator(view, resumption, make)
     if seeded is not None and not view.num_workers:
         seeded.run_here(iterator._base_seed)
     return iterator  # type: ignore[no-any-return]
 
 
-def start_iterator(
-    loader: LoaderConfig[Any], view: Any, resumption: Resumption | None, make: Callable[[], Any]
-) -> Any:
-    """Return ``make()``, which iterates a loader's view, from where the resumption says, if there is one."""
+def start_iterator(view: Any, resumption: Resumption | None, make: Callable[[], Any]) -> Any:
+    """Return ``make()``, which iterates ``view``, from where the resumption says, if there is one."""
     if resumption is None:
-        iterator = make()
-    else:
-        from fastload.state.resume import start_resumed
+        return make()
+    from fastload.state.resume import start_resumed
 
-        iterator = start_resumed(view, resumption, make)
-    take_apart(loader, iterator)
-    return iterator
+    return start_resumed(view, resumption, make)
 
 
 def next_of(host: Any) -> Any:

@@ -6,10 +6,10 @@ makes :class:`~fastload.bad_samples.Checked` batches, which the iterator takes a
 
 from __future__ import annotations
 
-import contextlib
 import functools
 import types
-from typing import TYPE_CHECKING, Any, Final
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, Final, cast
 
 from torch.utils.data._utils.fetch import _IterableDatasetFetcher, _MapDatasetFetcher
 
@@ -18,11 +18,9 @@ from fastload.bad_samples import (
     Failed,
     LeftOut,
     candidates,
-    described,
-    file_of,
+    failed_with,
     is_of_sample,
     noting,
-    plain,
 )
 from fastload.loader_state import state_of
 from fastload.state.in_worker import users_own
@@ -38,7 +36,7 @@ class _MapFetcher(_MapDatasetFetcher):
 
     on_error: OnError
 
-    def fetch(self, possibly_batched_index: Any) -> Checked:
+    def fetch(self, possibly_batched_index: Any) -> Checked:  # type: ignore[override]
         if not self.auto_collation:
             samples, failed = self._one_by_one([possibly_batched_index], self._read)
             return Checked(self.collate_fn(samples[0]) if samples else LeftOut, 1, failed)
@@ -76,17 +74,15 @@ class _MapFetcher(_MapDatasetFetcher):
             except Exception as error:
                 if not is_of_sample(error):
                     raise
-                instead = None
+                this = failed_with(index, self._name(index), error)
                 if self.on_error == "replace":
                     other, sample = self._replacement(indices, place, read, error)
                     samples.append(sample)
-                    instead = repr(other)
-                failed.append(self._failed(index, error, instead))
+                    this = replace(this, instead=repr(other))
+                failed.append(this)
         return samples, failed
 
-    def _replacement(
-        self, indices: Any, place: int, read: Callable[[Any], Any], error: Exception
-    ) -> tuple[Any, Any]:
+    def _replacement(self, indices: Any, place: int, read: Callable[[Any], Any], error: Exception) -> tuple[Any, Any]:
         """Return the next sample that works, with its index; raise the error if none does."""
         for other in candidates(indices, place):
             try:
@@ -97,13 +93,12 @@ class _MapFetcher(_MapDatasetFetcher):
         error.add_note("and so did all samples that may replace it: the rest of its batch, and those that follow")
         raise error
 
-    def _failed(self, index: Any, error: Exception, instead: str | None) -> Failed:
-        name = None
-        with contextlib.suppress(ImportError):  # torchvision is not installed
+    def _name(self, index: Any) -> str | None:
+        try:
             from fastload.pipeline.datasets.folders import sample_name
-
-            name = sample_name(users_own(self.dataset), index)
-        return Failed(plain(index), file_of(name, error), described(error), instead)
+        except ImportError:  # torchvision is not installed
+            return None
+        return sample_name(users_own(self.dataset), index)
 
 
 class _IterableFetcher(_IterableDatasetFetcher):
@@ -112,7 +107,7 @@ class _IterableFetcher(_IterableDatasetFetcher):
     on_error: OnError
     _latest: Exception | None = None  # of the sample read last
 
-    def fetch(self, possibly_batched_index: Any) -> Checked:
+    def fetch(self, possibly_batched_index: Any) -> Checked:  # type: ignore[override]
         if self.ended:
             raise StopIteration
         asked = len(possibly_batched_index) if self.auto_collation else 1
@@ -132,7 +127,7 @@ class _IterableFetcher(_IterableDatasetFetcher):
                 if isinstance(self.dataset_iter, types.GeneratorType):
                     self._cannot_go_on(error)
                 self._latest = error
-                failed.append(Failed(None, file_of(None, error), described(error)))
+                failed.append(failed_with(None, None, error))
         tried = len(samples) + len(failed)
         if not tried or (self.drop_last and tried < asked):
             if not failed:
@@ -153,7 +148,7 @@ class _IterableFetcher(_IterableDatasetFetcher):
         raise error
 
 
-_TOLERANT: Final[dict[type, Any]] = {_MapDatasetFetcher: _MapFetcher, _IterableDatasetFetcher: _IterableFetcher}
+_TOLERANT: Final[dict[Any, Any]] = {_MapDatasetFetcher: _MapFetcher, _IterableDatasetFetcher: _IterableFetcher}
 
 
 def tolerate(fetcher: Any, on_error: OnError) -> None:
@@ -170,7 +165,7 @@ def take_apart(loader: LoaderConfig[Any], iterator: Any) -> None:
     """Let a new iterator of torch's note its batches' samples, and leave out batches without any."""
     if loader.on_error == "raise":
         return
-    iterator.__class__ = _taking_apart(type(iterator))
+    iterator.__class__ = _taking_apart(cast("Any", type(iterator)))
     iterator.left_out = 0
     iterator.note_samples = noting(state_of(loader).place.errors, loader.max_errors)
     if not loader.num_workers:
@@ -183,7 +178,7 @@ def left_out_by(iterator: Any) -> int:
 
 
 @functools.cache
-def _taking_apart(kind: Any) -> type:
+def _taking_apart(kind: type[Any]) -> type:
     """Derive a class of torch's iterators whose ``Checked`` batches are taken apart."""
 
     def next_data(self: Any) -> Any:
@@ -197,5 +192,3 @@ def _taking_apart(kind: Any) -> type:
             self.left_out += 1
 
     return type(kind.__name__, (kind,), {"_next_data": next_data, "__module__": kind.__module__})
-
-

@@ -109,8 +109,14 @@ class WorkerSetup:
 def setup_of(loader: LoaderConfig[Any], route: Route, counters: SharedCounters) -> WorkerSetup:
     """Return what a loader's worker processes do at their start, by the epoch's route."""
     generators = loader.randomness == "worker"
-    options = {"deferred": loader.deferred, "on_error": loader.on_error}
-    setup = functools.partial(WorkerSetup, loader.worker_init_fn, counters, generators, **options)
+    setup = functools.partial(
+        WorkerSetup,
+        loader.worker_init_fn,
+        counters,
+        generators,
+        deferred=loader.deferred,
+        on_error=loader.on_error,
+    )
     if loader.engine == "torch":
         return setup(promptly=False)
     if route.maker != "workers":

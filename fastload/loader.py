@@ -41,6 +41,7 @@ from fastload.options import (
 )
 from fastload.randomness.by_sample import check_seedable
 from fastload.state import save
+from fastload.state.ranks import ranks_of
 from fastload.stats.meter import Meter, counters_for, measure, next_epoch
 from fastload.stats.stats import Stats
 from fastload.torch_workers.processes import start_workers
@@ -410,6 +411,13 @@ class FastLoader(LoaderConfig[T_co]):
         """Return ``begin()``, an iterator that begins an epoch."""
         state_of(self).check_open()
         state_of(self).drop_inherited(self)
+        if self.on_error == "skip" and not state_of(self).errors_warned and (ranks := ranks_of(self)) > 1:
+            state_of(self).errors_warned = True
+            warnings.warn(
+                f"on_error='skip' may give the {ranks} ranks different numbers of batches, for which a collective call "
+                "waits forever; use on_error='replace', which keeps the number and size of batches",
+                stacklevel=level_outside(),
+            )
         iterator: Iterator[T_co] = save.begin(self, state_of(self).place, begin)
         self._log_engine()
         return iterator

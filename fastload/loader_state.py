@@ -64,6 +64,7 @@ class LoaderState:
         self.slots: SlotPool | None = None
         self.checks = ParityResults()
         self.engine_logged = False
+        self.errors_warned = False  # that ranks may have different numbers of batches
         self.spares: list[Any] = []  # arrays of the last epoch's samples
         self._seeding: SeedingProcess | None = None
         self._streams: dict[torch.device, Any] = {}

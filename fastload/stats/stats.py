@@ -203,6 +203,8 @@ class Stats(Result):
         shown = [("epochs", f"{self.epochs:,}"), ("batches", f"{self.batches:,}"), ("images", f"{self.images:,}")]
         if self.gpu_images:
             shown += [("by the GPU", f"{self.gpu_images:,}"), ("by threads", f"{self.thread_images:,}")]
+        if self.errors:
+            shown.append(("errors", f"{self.errors:,}"))
         return [*shown, ("images/s", f"{self.images_per_s:,.0f}"), ("stall", f"{self.loader_stall:.0%}")]
 
     @property

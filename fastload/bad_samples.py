@@ -229,9 +229,12 @@ def unpacked(packed: dict[str, Any]) -> tuple[int, int, list[SampleError]]:
     """Return the counts and samples of :meth:`ErrorLog.packed`.
 
     Raises:
-        ValueError, TypeError, KeyError: The data is damaged.
+        TypeError, KeyError: The data is damaged.
     """
-    known = [SampleError(*fields) for fields in json.loads(packed["samples"])]
+    try:
+        known = [SampleError(*fields) for fields in json.loads(packed["samples"])]
+    except ValueError as error:
+        raise TypeError(f"samples that failed must be JSON: {error}") from error
     tried, failed = packed["tried"], packed["failed"]
     texts = all(isinstance(e.file, str | None) and isinstance(e.error, str) for e in known)
     if not texts or {type(tried), type(failed), *(type(error.times) for error in known)} != {int}:

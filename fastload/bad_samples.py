@@ -1,6 +1,6 @@
-"""Samples that raise while they are read or decoded: left out of their batches or replaced, counted and listed.
+"""Samples that raise while they are read or decoded are counted and listed.
 
-Where a sample is made (:mod:`fastload.workers.tolerant`, :mod:`fastload.native.pipeline`), it becomes a :class:`Failed`
+They are left out of their batches, or replaced. Where a sample is made (:mod:`fastload.workers.tolerant`, :mod:`fastload.native.pipeline`), it becomes a :class:`Failed`
 of its batch, a :class:`Checked`. The consumer's thread notes these in an :class:`ErrorLog` as it receives the batch, so
 that what is counted does not depend on how many batches are made ahead.
 """
@@ -21,14 +21,12 @@ import torch
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from fastload.options import OnError
-
 _LOGGER: Final = logging.getLogger("fastload")
 
 JUDGED_FROM: Final = 100
 """Samples from which on the share that failed is judged."""
 FOLLOWING: Final = 64
-"""Indices behind a batch, at least, that may replace samples of it."""
+"""BatchIndices behind a batch, at least, that may replace samples of it."""
 _SHOWN: Final = 20  # samples that an error lists
 _TEXT_MAX: Final = 500  # characters of an error's message
 _OF_THE_SYSTEM: Final = (errno.EMFILE, errno.ENFILE, errno.ENOMEM)
@@ -103,7 +101,7 @@ class Checked(NamedTuple):
 
 
 def is_of_sample(error: BaseException) -> bool:
-    """Whether an error can be blamed on the sample that raised it, and not on a want of memory or files."""
+    """Whether a sample is to blame for its error, and not a want of memory or files."""
     if isinstance(error, OSError) and error.errno in _OF_THE_SYSTEM:
         return False
     return isinstance(error, Exception) and not isinstance(error, MemoryError | torch.OutOfMemoryError)
@@ -205,7 +203,10 @@ class ErrorLog:
             return list(self._known.values())
 
     def packed(self) -> dict[str, Any]:
-        """Return plain data. The samples are text, because a state is looked through at each step."""
+        """Return plain data.
+
+        The samples are one text, because a state is looked through at each step.
+        """
         with self._lock:
             if self._packed is None:
                 known = [[error.index, error.file, error.error, error.times] for error in self._known.values()]
@@ -242,7 +243,7 @@ def unpacked(packed: dict[str, Any]) -> tuple[int, int, list[SampleError]]:
     return tried, failed, known
 
 
-class Indices(list[Any]):
+class BatchIndices(list[Any]):
     """A batch's indices that know which ones follow.
 
     Attributes:
@@ -253,7 +254,9 @@ class Indices(list[Any]):
 
 
 def candidates(indices: Any, place: int) -> Iterator[Any]:
-    """Iterate over what may replace a sample: the rest of its batch, the batch's beginning, and what follows.
+    """Iterate over the indices that may replace a sample.
+
+    The rest of its batch, the batch's beginning, and what follows.
 
     Args:
         indices: The batch's.
@@ -263,7 +266,7 @@ def candidates(indices: Any, place: int) -> Iterator[Any]:
 
 
 class IndicesAhead:
-    """An index sampler that gives :class:`Indices`, and draws ahead for what follows.
+    """An index sampler that gives :class:`BatchIndices`, and draws ahead for what follows.
 
     Args:
         index_sampler: Of a loader that makes batches.
@@ -275,26 +278,29 @@ class IndicesAhead:
     def __len__(self) -> int:
         return len(self._index_sampler)
 
-    def __iter__(self) -> Iterator[Indices]:
+    def __iter__(self) -> Iterator[BatchIndices]:
         return _Ahead(iter(self._index_sampler))
 
 
 class _Ahead:
-    """Iterates over the batches of indices of an epoch. No generator: an interrupt would end it."""
+    """Iterates over an epoch's batches of indices.
+
+    No generator, which an interrupt would end.
+    """
 
     def __init__(self, batches: Iterator[Any]) -> None:
         self._batches = batches
-        self._drawn: deque[Indices] = deque()
+        self._drawn: deque[BatchIndices] = deque()
         self._first: list[Any] = []
         self._ended = False
 
-    def __iter__(self) -> Iterator[Indices]:
+    def __iter__(self) -> Iterator[BatchIndices]:
         return self
 
-    def __next__(self) -> Indices:
+    def __next__(self) -> BatchIndices:
         while not self._ended and sum(map(len, itertools.islice(self._drawn, 1, None))) < FOLLOWING:
             before = len(self._drawn)
-            self._drawn.extend(map(Indices, itertools.islice(self._batches, 1)))  # in C: an interrupt loses none
+            self._drawn.extend(map(BatchIndices, itertools.islice(self._batches, 1)))  # in C: an interrupt loses none
             self._ended = len(self._drawn) == before
             if not self._ended and len(self._first) < FOLLOWING:
                 self._first += self._drawn[-1][: FOLLOWING - len(self._first)]
@@ -306,7 +312,7 @@ class _Ahead:
         return indices
 
 
-def ahead_of(index_sampler: Any, on_error: OnError) -> Any:
+def ahead_of(index_sampler: Any, on_error: str) -> Any:
     """Return the index sampler of a loader's iterator, which draws ahead if samples are replaced."""
     return IndicesAhead(index_sampler) if on_error == "replace" else index_sampler
 

@@ -283,7 +283,7 @@ class FastLoader(LoaderConfig[T_co]):
         return state_of(self).stats(self.num_workers)
 
     def errors(self) -> list[SampleError]:
-        """List the samples that ``on_error`` has left out or replaced, in the order in which they first failed.
+        """List the samples that ``on_error`` has left out or replaced, earliest first.
 
         Of all epochs so far, and of the runs whose states were loaded. May be called during iteration, from any thread.
         """

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import os
 import threading
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final
@@ -12,7 +11,7 @@ import numpy as np
 from torch._utils import ExceptionWrapper
 
 from fastload import _core
-from fastload.python_samples.dialogue import failed_of, unchanging, wrapped
+from fastload.python_samples.dialogue import checked, failed_of, wrapped
 from fastload.randomness.packed import digest_of
 
 if TYPE_CHECKING:
@@ -23,7 +22,6 @@ if TYPE_CHECKING:
 
     from fastload.bad_samples import Failed
     from fastload.device.host_images import HostImages
-    from fastload.native.remaining import Remaining
     from fastload.pipeline.datasets.arrays import Pixels
     from fastload.pipeline.datasets.samples import Collated
     from fastload.pipeline.ops.erasing import Patch
@@ -76,7 +74,7 @@ class Batch:
     made_at: float = 0.0
     data: Any = None  # set when made; an ExceptionWrapper if torch's worker would have sent one
     failure: BaseException | None = None  # an error of the pipeline, not of the worker
-    remaining: Remaining | None = None  # what it is made of, if samples that raise are left out or replaced
+    remaining: Any = None  # a Remaining: what it is made of, if samples that raise are left out or replaced
     failed: list[Failed] = field(default_factory=list)  # these samples
 
     def release(self) -> None:
@@ -105,7 +103,10 @@ class Batch:
 
     @property
     def submitted(self) -> Any:
-        """What decode threads get: none of what begins from a state of its own, and so is left to Python."""
+        """What decode threads get.
+
+        What begins from a state of its own is left to Python.
+        """
         if self.remaining is None or not self.remaining.starts:
             return self.sources
         starts = self.remaining.starts
@@ -242,25 +243,3 @@ class StreamStates:
         """Begin an epoch that goes on with the same generators, after ``made`` batches."""
         self._first = self.at(made)[1]
         self._kept.clear()
-
-
-def checked(source: Any) -> Any:
-    """Check and keep a sample's encoded image, or several.
-
-    Raises what a worker would of a path.
-    """
-    if type(source) is str and source.isascii() and "\0" not in source:  # the usual case, decided quickly
-        return source
-    if type(source) is tuple:
-        return tuple(map(checked, source))
-    if isinstance(source, str | os.PathLike) and not _is_name(source):
-        open(source, "rb").close()  # raises the same error as in a worker
-    return unchanging(source)
-
-
-def _is_name(path: Any) -> bool:
-    """Whether a file may have such a path."""
-    try:
-        return b"\0" not in os.fsencode(path)
-    except UnicodeEncodeError:
-        return False

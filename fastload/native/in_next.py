@@ -24,7 +24,7 @@ from torch.utils.data import Subset
 
 from fastload import _core
 from fastload._batch import HostBatch
-from fastload.bad_samples import Checked, Indices
+from fastload.bad_samples import BatchIndices, Checked
 from fastload.check.results import key_of, warn_fallback
 from fastload.device.host_images import host_images_of
 from fastload.device.normalize import layout_of, table_images
@@ -125,7 +125,7 @@ class InProcessFetcher:
         leaves_out = hasattr(self.replaced, "on_error")
         before = state_now(others=True) if leaves_out and self._seeds is None else None
         try:
-            if type(indices) in (list, tuple, Indices):  # others may be iterated only once
+            if type(indices) in (list, tuple, BatchIndices):  # others may be iterated only once
                 self.known = self.known or self.read()
                 others = self.known is not None and self.known[1].pipeline.draws_others
                 state = state_now(others=others) if self._seeds is None else None

@@ -1,4 +1,4 @@
-"""The samples that a native batch is made of, while others of it are left out or replaced.
+"""The samples that remain of a native batch, while others are left out or replaced.
 
 A sample that raises before it has drawn random numbers, as a damaged file does, is taken out of its batch, and the
 batch is submitted anew: the samples behind it then draw what they would in a worker. Behind one that has drawn, the
@@ -12,9 +12,9 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from fastload.bad_samples import Failed, SampleError, candidates, failed_with, is_of_sample, plain
-from fastload.native.batch import checked
 from fastload.pipeline.datasets.arrays import Pixels
 from fastload.pipeline.datasets.folders import sample_name
+from fastload.python_samples.dialogue import checked
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -84,7 +84,7 @@ class Remaining:
             self._put(len(self.indices), *found)
 
     def _after_error(self, place: int, index: Any, error: Exception) -> tuple[Any, Any, Any] | None:
-        """Return what replaces a sample that could not be located; ``None`` if it is left out."""
+        """Return what replaces a sample that could not be located, if anything does."""
         if not is_of_sample(error):
             raise error
         other = self._other(place)
@@ -132,7 +132,7 @@ class Remaining:
         self._failed[place] = replace(self._failed.get(place, failed), instead=instead)
 
     def _other(self, place: int) -> tuple[Any, Any, Any] | None:
-        """Locate the next sample that may replace one; ``None`` if none may, or there are no more."""
+        """Locate the next sample that may replace one, if any may."""
         if not self._replaces:
             return None
         for index in self._others.setdefault(place, candidates(self._batch.draw[0], place)):

@@ -84,6 +84,28 @@ def unchanging(source: Any) -> Any:
     return data if data.readonly and data.c_contiguous else bytes(data)
 
 
+def checked(source: Any) -> Any:
+    """Check and keep a sample's encoded image, or several.
+
+    Raises what a worker would of a path.
+    """
+    if type(source) is str and source.isascii() and "\0" not in source:  # the usual case, decided quickly
+        return source
+    if type(source) is tuple:
+        return tuple(map(checked, source))
+    if isinstance(source, str | os.PathLike) and not _is_name(source):
+        open(source, "rb").close()  # raises the same error as in a worker
+    return unchanging(source)
+
+
+def _is_name(path: Any) -> bool:
+    """Whether a file may have such a path."""
+    try:
+        return b"\0" not in os.fsencode(path)
+    except UnicodeEncodeError:
+        return False
+
+
 def converse(job: _core.Job, make: Callable[[int], bytes | None], timeout_s: float | None = None) -> bool:
     """Answer what a job asks until it is done. Blocks.
 

@@ -152,7 +152,7 @@ _TOLERANT: Final[dict[Any, Any]] = {_MapDatasetFetcher: _MapFetcher, _IterableDa
 
 
 def tolerate(fetcher: Any, on_error: OnError) -> None:
-    """Let one of torch's fetchers leave out or replace samples that raise, and make ``Checked`` batches."""
+    """Let one of torch's fetchers leave out or replace samples, and make ``Checked`` batches."""
     if on_error == "raise":
         return
     kind = _TOLERANT.get(type(fetcher))
@@ -162,7 +162,7 @@ def tolerate(fetcher: Any, on_error: OnError) -> None:
 
 
 def take_apart(loader: LoaderConfig[Any], iterator: Any) -> None:
-    """Let a new iterator of torch's note its batches' samples, and leave out batches without any."""
+    """Let a new iterator of torch's take ``Checked`` batches apart."""
     if loader.on_error == "raise":
         return
     iterator.__class__ = _taking_apart(cast("Any", type(iterator)))

@@ -1,4 +1,4 @@
-"""Samples that raise are left out or replaced as by hand around torch's loader: same batches, draws and order."""
+"""Samples that raise are left out or replaced as by hand around torch's loader."""
 
 from __future__ import annotations
 
@@ -109,7 +109,7 @@ class Left:
 
 
 def by_hand(dataset: Any, mode: str, collate_fn: Any = default_collate, **options: Any) -> Any:
-    """Torch's loader, with the samples that raise left out or replaced by the dataset, sampler and collate function."""
+    """Torch's loader, whose dataset, sampler and collate function leave out or replace samples."""
     usual = DataLoader(dataset, **options)
     rest = {
         name: value
@@ -235,7 +235,7 @@ def test_persistent_workers_and_several_iterators(mode):
 
 
 def folder_of(root: Any, transform: Any) -> ImageFolder:
-    """A folder with files that are none, cut ones, empty ones, and ones that only the transform refuses."""
+    """A folder with files that are cut, empty or none, and ones that only transforms refuse."""
     (root / "class").mkdir(parents=True)
     for number in range(COUNT):
         data = jpeg(number, 60 + 3 * (number % 7), 110 - 4 * (number % 5), progressive=number % 4 == 0)
@@ -468,16 +468,18 @@ def test_a_native_batch_without_samples_is_left_out(tmp_path):
 def test_max_errors_is_a_count_of_samples_or_a_share():
     def ended(max_errors, bad, count, num_workers, epochs=1):
         loader = FastLoader(Faulty(bad, count), 10, num_workers=num_workers, on_error="skip", max_errors=max_errors)
-        batches = 0
-        try:
-            for _ in range(epochs):
-                for _ in loader:
-                    batches += 1
-        except TooManyBadSamplesError as error:
-            assert error.errors == loader.errors()
-            assert str(error.errors[0]) in str(error)
-            return batches
-        return None
+        batches = itertools.chain.from_iterable(itertools.repeat(loader, epochs))
+        number, found = 0, None
+        while found is None:
+            try:
+                if next(batches, None) is None:
+                    return None
+                number += 1
+            except TooManyBadSamplesError as error:
+                found = error
+        assert found.errors == loader.errors()
+        assert str(found.errors[0]) in str(found)
+        return number
 
     def one(num_workers):
         assert ended(1, {3, 25}, 200, num_workers) == 2

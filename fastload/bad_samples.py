@@ -1,8 +1,9 @@
 """Samples that raise while they are read or decoded are counted and listed.
 
-They are left out of their batches, or replaced. Where a sample is made (:mod:`fastload.workers.tolerant`, :mod:`fastload.native.pipeline`), it becomes a :class:`Failed`
-of its batch, a :class:`Checked`. The consumer's thread notes these in an :class:`ErrorLog` as it receives the batch, so
-that what is counted does not depend on how many batches are made ahead.
+They are left out of their batches, or replaced. Where a sample is made (:mod:`fastload.workers.tolerant`,
+:mod:`fastload.native.pipeline`), it becomes a :class:`Failed` of its batch, a :class:`Checked`. The consumer's thread
+notes these in an :class:`ErrorLog` as it receives the batch, so that counts do not depend on how many batches
+are made ahead.
 """
 
 from __future__ import annotations
@@ -101,7 +102,7 @@ class Checked(NamedTuple):
 
 
 def is_of_sample(error: BaseException) -> bool:
-    """Whether a sample is to blame for its error, and not a want of memory or files."""
+    """Whether a sample is to blame for its error, and no want of memory."""
     if isinstance(error, OSError) and error.errno in _OF_THE_SYSTEM:
         return False
     return isinstance(error, Exception) and not isinstance(error, MemoryError | torch.OutOfMemoryError)

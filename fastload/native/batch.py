@@ -75,7 +75,8 @@ class Batch:
     data: Any = None  # set when made; an ExceptionWrapper if torch's worker would have sent one
     failure: BaseException | None = None  # an error of the pipeline, not of the worker
     remaining: Any = None  # a Remaining: what it is made of, if samples that raise are left out or replaced
-    failed: list[Failed] = field(default_factory=list)  # these samples
+    failed: list[Failed] = field(default_factory=list)  # these samples, of so many that were tried
+    tried: int = 0
 
     def release(self) -> None:
         """Wake the thread that waits for the batch."""

@@ -25,7 +25,7 @@ from torch.utils.data.dataloader import _BaseDataLoaderIter
 from fastload._batch import as_inference_tensors
 from fastload.autoscale.policy import AutoWorkers
 from fastload.autoscale.threads import ThreadSizer
-from fastload.bad_samples import LeftOut, ahead_of, noting
+from fastload.bad_samples import LeftOut, TooManyBadSamplesError, ahead_of, noting
 from fastload.loader_state import ITERATOR_CLOSED, epochs_of, state_of
 from fastload.native.pipeline import DecodePipeline
 from fastload.nvtx.stages import stage
@@ -229,11 +229,12 @@ class NativeIterator(_BaseDataLoaderIter):
         while True:
             data = self._claimed()
             batch = self.claimed[threading.get_ident()]
-            batch.taken, failed = data is LeftOut, batch.failed
-            batch.failed = []  # noted once, even if an interrupt has the batch claimed again
+            tried, failed = batch.tried, batch.failed
+            batch.tried, batch.failed = 0, []  # noted once, even if an interrupt has the batch claimed again
+            batch.taken = data is LeftOut
             try:
-                self._note(len(batch.indices), failed)
-            except BaseException:
+                self._note(tried, failed)
+            except TooManyBadSamplesError:
                 batch.taken = True
                 raise
             if data is not LeftOut:

@@ -336,7 +336,7 @@ class DecodePipeline:
         self.states.add(batch, self.recipe.pipeline.draws and not self._by_index, self.handed_over())
         batch.made_at, batch.images = time.monotonic(), len(batch.sources)
         if batch.remaining is not None:
-            batch.failed, batch.remaining = batch.remaining.failed, None
+            batch.failed, batch.tried, batch.remaining = batch.remaining.failed, len(batch.indices), None
         batch.sources, batch.targets, batch.seeds = [], [], []
         batch.pixels = batch.host = batch.staged = batch.job = batch.issued = None  # a copy holds its own reference
         batch.data, batch.failure, batch.made = data, failure, True

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, Final, cast
 from torch.utils.data._utils.fetch import _IterableDatasetFetcher, _MapDatasetFetcher
 
 from fastload.bad_samples import (
+    BatchIndices,
     Checked,
     Failed,
     LeftOut,
@@ -55,7 +56,7 @@ class _MapFetcher(_MapDatasetFetcher):
 
         before = state_now(others=True)
         try:
-            return at_once(indices), []
+            return at_once(list(indices) if isinstance(indices, BatchIndices) else indices), []
         except Exception as error:
             if not is_of_sample(error):
                 raise

@@ -6,6 +6,7 @@ import io
 import itertools
 import json
 import logging
+import pathlib
 import tarfile
 import warnings
 from typing import Any
@@ -16,6 +17,7 @@ import torchvision.transforms as v1
 from backends import simulated
 from cases import check_each
 from photos import jpeg
+from PIL import Image
 from resuming import Drawing, check, flat, resumed, saved, seed
 from torch.utils.data import (
     BatchSampler,
@@ -700,3 +702,123 @@ def test_a_file_is_named_without_a_dataset_that_knows_it(tmp_path):
     loader = ours(Opened(), "skip", batch_size=2)
     assert [batch.tolist() for batch in loader] == [[2]]
     assert loader.errors()[0].file == f"{tmp_path}/1.bin"
+
+
+class Views:
+    """Makes two images of one, as contrastive methods do."""
+
+    def __init__(self, transform: Any) -> None:
+        self.transform = transform
+
+    def __call__(self, image: Any) -> list[Any]:
+        return [self.transform(image), self.transform(image)]
+
+
+class Many(Dataset):
+    """Is asked for the encoded images of a batch at once, and says which it cannot give."""
+
+    def __init__(self, folder: ImageFolder, together: bool) -> None:
+        self.folder, self.transform, self.together = folder, folder.transform, together
+
+    def __len__(self) -> int:
+        return len(self.folder)
+
+    def encoded(self, index: int) -> Any:
+        if index in (2, 11, 23):
+            raise OSError(f"object {index} is gone")
+        path, target = self.folder.samples[index]
+        with open(path, "rb") as file:
+            return file.read(), target
+
+    def encoded_many(self, indices: list[int]) -> Any:
+        entries: list[Any] = []
+        for index in indices:
+            try:
+                entries.append(self.encoded(index))
+            except OSError as error:
+                if self.together:
+                    raise
+                entries.append(error)
+        return entries
+
+    def __getitem__(self, index: int) -> Any:
+        data, target = self.encoded(index)
+        with Image.open(io.BytesIO(data)) as image:
+            return self.transform(image.convert("RGB")), target
+
+
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("num_workers", [0, 2])
+def test_views_and_batches_of_requests_are_as_by_hand(tmp_path, mode, num_workers):
+    dataset = folder_of(tmp_path / "files", drawing())
+    options = {"batch_size": 4, "num_workers": num_workers, "shuffle": True}
+    for together in (False, True):
+        assert_as_by_hand(Many(dataset, together), mode, lambda: options, {*BAD, 2, 11, 23}, engine="native")
+    dataset.transform = Views(drawing())
+    assert_as_by_hand(dataset, mode, lambda: options, engine="native")
+
+
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("num_workers", [0, 2])
+def test_errors_behind_draws_are_as_by_hand_at_either_end_of_a_batch(tmp_path, mode, num_workers):
+    (tmp_path / "class").mkdir()
+    small = {0, 3, 4, 5, 9, 10, 11, 14}
+    for number in range(16):
+        size = (20, 20) if number in small else (60, 70)
+        (tmp_path / "class" / f"{number:02}.jpg").write_bytes(jpeg(number, *size))
+    dataset = ImageFolder(tmp_path, drawing())
+
+    def one(batch_size):
+        options = {"batch_size": batch_size, "num_workers": num_workers}
+        assert_as_by_hand(dataset, mode, lambda: options, small, engine="native")
+
+    check_each(one, [1, 2, 4, 6])
+
+
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.filterwarnings("ignore:on_error='skip' may give")
+def test_the_rest_of_an_epoch_is_dealt_to_other_ranks(mode):
+    def make(rank, replicas):
+        options = {"batch_size": 2, "num_workers": 1, "generator": torch.Generator().manual_seed(3)}
+        sampler = DistributedSampler(range(24), replicas, rank, shuffle=False)
+        return ours(Faulty({7, 20}, 24), mode, sampler=sampler, randomness="sample", **options)
+
+    states = []
+    for rank in range(2):
+        loader = make(rank, 2)
+        batches = iter(loader)
+        next(batches), next(batches)
+        states.append(saved(loader.state_dict()))
+        loader.close()
+    loader = make(0, 1)
+    loader.load_state_dict(states)
+    rest = [index for batch in loader for index in batch[:, 0].int().tolist()]
+    bad = {20: []} if mode == "skip" else {20: [21]}
+    assert rest == [index for each in range(8, 24) for index in bad.get(each, [each])]
+    assert listed(loader) == [20], "rank 1 had sample 7"
+
+
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("num_workers", [0, 2])
+def test_images_of_hugging_face_are_as_by_hand(tmp_path, mode, num_workers):
+    datasets = pytest.importorskip("datasets")
+    files = [path for path, _ in folder_of(tmp_path, None).samples]
+    features = datasets.Features({"image": datasets.Image(), "label": datasets.Value("int64")})
+    rows = [{"image": {"bytes": pathlib.Path(file).read_bytes(), "path": None}, "label": 1} for file in files]
+    apply = drawing()
+
+    def transform(examples):
+        examples["pixels"] = [apply(image.convert("RGB")) for image in examples["image"]]
+        del examples["image"]
+        return examples
+
+    dataset = datasets.Dataset.from_list(rows, features=features).with_transform(transform)
+    options = {"batch_size": 4, "num_workers": num_workers, "shuffle": True}
+
+    def images(loader):
+        seed(2)
+        return [flat(batch["pixels"]) for batch in loader if batch is not None]
+
+    loader = ours(dataset, mode, engine="native", **options)
+    assert images(loader) == images(by_hand(dataset, mode, **options))
+    assert sorted(listed(loader)) == sorted(BAD)

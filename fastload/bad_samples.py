@@ -26,6 +26,7 @@ _LOGGER: Final = logging.getLogger("fastload")
 
 JUDGED_FROM: Final = 100
 """Samples from which on the share that failed is judged."""
+NOTHING_WORKS: Final = "so do all samples that may replace it: the rest of its batch, and those that follow"
 FOLLOWING: Final = 64
 """BatchIndices behind a batch, at least, that may replace samples of it."""
 _SHOWN: Final = 20  # samples that an error lists
@@ -166,6 +167,7 @@ class ErrorLog:
         Raises:
             TooManyBadSamplesError: More have failed than ``max_errors`` allows.
         """
+        new = []
         with self._lock:
             self.tried += tried
             self.failed += len(failed)
@@ -176,9 +178,11 @@ class ErrorLog:
                     self._known[key] = replace(known, times=known.times + 1)
                     continue
                 self._known[key] = each.error
-                then = "left out" if each.instead is None else f"replaced by sample {each.instead}"
-                _LOGGER.warning("%s; %s", each.error, then)
+                new.append(each)
             over = self._over(max_errors)
+        for each in new:  # without the lock: a handler is anybody's code
+            then = "left out" if each.instead is None else f"replaced by sample {each.instead}"
+            _LOGGER.warning("%s; %s", each.error, then)
         if over is not None:
             raise TooManyBadSamplesError(over, self.listed())
 

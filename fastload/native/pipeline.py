@@ -311,7 +311,7 @@ class DecodePipeline:
             batch.issued, batch.pixels = None, self.recipe.pipeline.room(len(batch.sources), self._allocate)
             batch.host = self._host_images and self._host_images(len(batch.sources))
             on_host = batch.remaining is not None and batch.remaining.on_host
-            batch.staged = None if on_host else self._choice and self._files(batch)
+            batch.staged = None if on_host else self._files(batch)
             options = submitted(batch.submitted, self._views, self._directory) | self.recipe.options
             options |= batch.outputs() | {"max_pixels": self._process.max_pixels}
             if self.recipe.pipeline.draws:

@@ -11,10 +11,11 @@ import os
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from fastload.bad_samples import Failed, SampleError, candidates, failed_with, is_of_sample, plain
+from fastload.bad_samples import NOTHING_WORKS, Failed, SampleError, candidates, failed_with, is_of_sample, plain
 from fastload.pipeline.datasets.arrays import Pixels
 from fastload.pipeline.datasets.folders import sample_name
 from fastload.python_samples.dialogue import checked
+from fastload.python_samples.odd_samples import PythonError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -22,7 +23,6 @@ if TYPE_CHECKING:
     from fastload.native.batch import Batch
     from fastload.options import OnError
     from fastload.pipeline.recipe import Recipe
-    from fastload.python_samples.odd_samples import PythonError
 
 
 class Remaining:
@@ -50,6 +50,7 @@ class Remaining:
         self._seed_of = seed_of or (lambda index: 0)
         self._places: list[int] = []  # of the samples in the batch as it was drawn
         self._failed: dict[int, Failed] = {}  # by place
+        self._errors: dict[int, Any] = {}  # by place, as a worker would send the first
         self._others: dict[int, Iterator[Any]] = {}  # by place, what may still replace a sample
 
     @property
@@ -100,7 +101,7 @@ class Remaining:
             bad: Their errors, by number.
 
         Returns:
-            The error of one that nothing can replace.
+            The first error of a place in which nothing works, with the state behind the last.
         """
         if all(error.drew for error in bad.values()):
             if self._batch.staged is not None:  # a sample before them may still fail, and they have drawn behind it
@@ -111,9 +112,11 @@ class Remaining:
             bad = {number: error for number, error in bad.items() if not error.drew}
         for number, error in bad.items():
             place, index, source = self._places[number], self.indices[number], self._batch.sources[number]
+            first = self._errors.setdefault(place, error.error)
             other = self._other(place)
             if other is None and self._replaces:
-                return error
+                first.exc_msg = f"{first.exc_msg}\n{NOTHING_WORKS}"
+                return PythonError(error.sample, first, error.state)
             name = sample_name(self._recipe.dataset, index)
             if name is None and isinstance(source, str | os.PathLike):
                 name = os.fsdecode(source)

@@ -118,6 +118,7 @@ def _resume(loader: LoaderConfig[Any], place: LoaderPlace, data: dict[str, Any],
     skip = data["_num_yielded"] if goes_on else 0
     again = data["again"] if goes_on else data["started"] and data["persistent"]
     workers = None if data["workers"] is None else [one and WorkerState.unpacked(one) for one in data["workers"]]
+    place.errors.load(data.get("errors"))  # again: an iterator in use may have noted some
     by_index = loader.randomness == "sample"
     resumption = None
     begins = iterable and loader.num_workers and start.dataset.dataset is not None  # see WorkerProgress

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, Final, cast
 from torch.utils.data._utils.fetch import _IterableDatasetFetcher, _MapDatasetFetcher
 
 from fastload.bad_samples import (
+    NOTHING_WORKS,
     BatchIndices,
     Checked,
     Failed,
@@ -91,7 +92,7 @@ class _MapFetcher(_MapDatasetFetcher):
             except Exception as another:
                 if not is_of_sample(another):
                     raise
-        error.add_note("and so did all samples that may replace it: the rest of its batch, and those that follow")
+        error.add_note(NOTHING_WORKS)
         raise error
 
     def _name(self, index: Any) -> str | None:

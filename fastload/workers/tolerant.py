@@ -7,7 +7,6 @@ makes :class:`~fastload.bad_samples.Checked` batches, which the iterator takes a
 from __future__ import annotations
 
 import functools
-import types
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Final, cast
 
@@ -120,14 +119,12 @@ class _IterableFetcher(_IterableDatasetFetcher):
                 samples.append(next(self.dataset_iter))
                 self._latest = None
             except StopIteration:
-                if self._latest is not None:
-                    self._cannot_go_on(self._latest)
                 self.ended = True
+                if self._latest is not None:
+                    raise self._cannot_go_on(self._latest) from None
             except Exception as error:
                 if not is_of_sample(error):
                     raise
-                if isinstance(self.dataset_iter, types.GeneratorType):
-                    self._cannot_go_on(error)
                 self._latest = error
                 failed.append(failed_with(None, None, error))
         tried = len(samples) + len(failed)
@@ -139,15 +136,14 @@ class _IterableFetcher(_IterableDatasetFetcher):
             return Checked(LeftOut, tried, failed)
         return Checked(self.collate_fn(samples if self.auto_collation else samples[0]), tried, failed)
 
-    def _cannot_go_on(self, error: Exception) -> None:
-        """Raise an error behind which the iterator has ended."""
-        self.ended = True
+    def _cannot_go_on(self, error: Exception) -> Exception:
+        """Return an error behind which the iterator has ended, as a generator does."""
         kind = type(self.dataset_iter).__name__
         error.add_note(
             f"on_error={self.on_error!r} needs an iterator that goes on after an error, but this {kind} has ended, and "
             "may have had more samples; catch the error where the sample is made"
         )
-        raise error
+        return error
 
 
 _TOLERANT: Final[dict[Any, Any]] = {_MapDatasetFetcher: _MapFetcher, _IterableDatasetFetcher: _IterableFetcher}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import io
 import itertools
 import json
@@ -36,8 +37,14 @@ from torchvision.datasets import ImageFolder
 
 from fastload import FastLoader
 from fastload.bad_samples import FOLLOWING, NOTHING_WORKS, TooManyBadSamplesError
-from fastload.sources import ObjectStoreImageFolder, TarImageFolder
+from fastload.sources import EncodedImage, ObjectStoreImageFolder, TarImageFolder
+from fastload.state.checks import checksum_of
 
+pytestmark = [
+    pytest.mark.filterwarnings("error::fastload.check.results.FallbackWarning"),
+    pytest.mark.filterwarnings("ignore:This DataLoader will create"),
+    pytest.mark.filterwarnings("ignore:on_error='skip' may give"),
+]
 COUNT = 41
 BAD = frozenset({0, 5, 11, 12, 13, 14, 15, 16, 30, 40})
 ALL = 10**6
@@ -157,7 +164,6 @@ def assert_as_by_hand(dataset: Any, mode: str, make_options: Any, bad: Any = BAD
 
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("num_workers", [0, 1, 2, 4])
-@pytest.mark.filterwarnings("ignore:This DataLoader will create")
 def test_batches_and_draws_are_as_by_hand(mode, num_workers):
     def one(batch_size, engine, kind):
         options = {"batch_size": batch_size, "shuffle": True, "num_workers": num_workers}
@@ -192,7 +198,6 @@ def samplers() -> dict[str, Any]:
 
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("num_workers", [0, 2])
-@pytest.mark.filterwarnings("ignore:on_error='skip' may give")
 def test_every_sampler_is_as_by_hand(mode, num_workers):
     def one(name):
         expected = epochs_of(by_hand(Faulty(), mode, num_workers=num_workers, **samplers()[name]))
@@ -258,7 +263,6 @@ def resizing() -> Any:
 
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("num_workers", [0, 1, 2, 4])
-@pytest.mark.filterwarnings("ignore:This DataLoader will create")
 def test_native_batches_and_draws_are_as_by_hand(tmp_path, mode, num_workers):
     def one(batch_size):
         dataset = folder_of(tmp_path / str(batch_size), drawing())
@@ -284,7 +288,10 @@ def test_native_samples_in_other_places_are_as_by_hand(tmp_path, mode, num_worke
 
     one(beside, BAD)
     one(still, BAD - small)
-    one(Subset(Subset(dataset, range(10, 40)), range(2, 30)), [i - 12 for i in BAD if 12 <= i < 40])
+    nested = Subset(Subset(dataset, range(10, 40)), range(2, 30))
+    one(nested, [i - 12 for i in BAD if 12 <= i < 40])
+    options = {"batch_size": 4, "num_workers": num_workers, "sampler": [7, 99, 8, -99, 9, 10]}
+    assert_as_by_hand(nested, mode, lambda: options, {99, -99}, engine="native")
     pytest.importorskip("obstore")
     one(ObjectStoreImageFolder(f"file://{tmp_path / 'files'}", drawing()), BAD)
 
@@ -420,6 +427,25 @@ def test_errors_go_on_with_the_state(mode):
     check_each(one, [0, 2])
 
 
+def test_errors_of_a_loaded_state_are_those_of_copies_and_of_no_iterator_in_use():
+    loader = ours(Faulty(), "skip", batch_size=2)
+    batches = iter(loader)
+    next(batches)
+    state = saved(loader.state_dict())
+    loader.load_state_dict(state)
+    list(batches)
+    list(loader)
+    whole = ours(Faulty(), "skip", batch_size=2)
+    list(whole)
+    assert loader.errors() == whole.errors()
+    fresh = ours(Faulty(), "skip", batch_size=2)
+    fresh.load_state_dict(state)
+    copied = copy.copy(fresh)
+    list(copied)
+    assert copied.errors() == whole.errors()
+    assert listed(fresh) == [0]
+
+
 def test_states_of_before_are_loaded_and_damaged_ones_are_not():
     before = FastLoader(Faulty(()), batch_size=2)
     next(iter(before))
@@ -432,8 +458,9 @@ def test_states_of_before_are_loaded_and_damaged_ones_are_not():
     assert len([*loader]) > 0
     good = saved(loader.state_dict())
     for damaged in ({}, {"tried": 1, "failed": 0, "samples": "?"}, {**good["errors"], "failed": "3"}):
+        state = {**good, "errors": damaged}
         with pytest.raises(ValueError, match="damaged"):
-            loader.load_state_dict({**good, "errors": damaged})
+            loader.load_state_dict({**state, "checksum": checksum_of(state)})
     with pytest.raises(ValueError, match="checksum"):
         loader.load_state_dict({**good, "errors": {**good["errors"], "failed": good["errors"]["failed"] + 1}})
     FastLoader(Faulty(()), batch_size=2).load_state_dict(good)
@@ -775,6 +802,37 @@ def test_views_and_batches_of_requests_are_as_by_hand(tmp_path, mode, num_worker
     assert_as_by_hand(dataset, mode, lambda: options, engine="native")
 
 
+class Pairs(Dataset):
+    """Has two files for each sample, of which the second may be damaged when the first has drawn."""
+
+    images_per_sample = 2
+
+    def __init__(self, folder: ImageFolder) -> None:
+        self.folder, self.transform = folder, folder.transform
+
+    def __len__(self) -> int:
+        return len(self.folder) - 1
+
+    def encoded(self, index: int) -> Any:
+        return tuple(EncodedImage(self.folder.samples[at][0]) for at in (index, index + 1))
+
+    def __getitem__(self, index: int) -> Any:
+        return tuple(self.transform(self.folder.loader(part.source)) for part in self.encoded(index))
+
+
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("num_workers", [0, 2])
+def test_samples_of_several_files_are_as_by_hand(tmp_path, mode, num_workers):
+    dataset = Pairs(folder_of(tmp_path / "files", drawing()))
+    bad = {at for at in range(len(dataset)) if {at, at + 1} & BAD}
+
+    def one(batch_size):
+        options = {"batch_size": batch_size, "num_workers": num_workers}
+        assert_as_by_hand(dataset, mode, lambda: options, bad, engine="native")
+
+    check_each(one, [2, 5])
+
+
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("num_workers", [0, 2])
 def test_errors_behind_draws_are_as_by_hand_at_either_end_of_a_batch(tmp_path, mode, num_workers):
@@ -793,7 +851,6 @@ def test_errors_behind_draws_are_as_by_hand_at_either_end_of_a_batch(tmp_path, m
 
 
 @pytest.mark.parametrize("mode", MODES)
-@pytest.mark.filterwarnings("ignore:on_error='skip' may give")
 def test_the_rest_of_an_epoch_is_dealt_to_other_ranks(mode):
     def make(rank, replicas):
         options = {"batch_size": 2, "num_workers": 1, "generator": torch.Generator().manual_seed(3)}

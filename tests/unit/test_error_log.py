@@ -7,6 +7,9 @@ import errno
 import json
 import pickle
 import threading
+import types
+from dataclasses import dataclass
+from typing import Any, cast
 
 import pytest
 import torch
@@ -26,6 +29,8 @@ from fastload.bad_samples import (
     failed_with,
     is_of_sample,
 )
+from fastload.python_samples.odd_samples import OddSamples, PythonError
+from fastload.stats.stage_counts import StageCounts
 
 
 class Silent(Exception):
@@ -138,3 +143,23 @@ def test_a_batch_stays_itself_when_it_is_pinned_copied_or_sent():
     batch = Checked(LeftOut, 2, [failed_with(1, None, OSError("x"))])
     assert pickle.loads(pickle.dumps(batch)) == copy.deepcopy(batch) == batch
     assert pickle.loads(pickle.dumps(batch)).data is LeftOut
+
+
+@dataclass
+class Pipeline:
+    draws: bool = False
+    views: int = 1
+
+
+def test_an_error_that_is_no_samples_ends_its_native_batch():
+    def make(sample, before):
+        return types.SimpleNamespace(summary="OSError: damaged" if sample == 1 else None), b""
+
+    recipe: Any = types.SimpleNamespace(pipeline=Pipeline())
+    odd = OddSamples(recipe, cast("Any", [0, 1, 2]), cast("Any", make), StageCounts(), starts={})
+    odd.make([1])
+    assert list(odd.bad) == [1]
+    with pytest.raises(PythonError):
+        odd.make([2])
+    with pytest.raises(PythonError):
+        OddSamples(recipe, cast("Any", [0, 1, 2]), cast("Any", make), StageCounts()).make([1])

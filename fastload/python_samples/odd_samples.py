@@ -144,7 +144,7 @@ class OddSamples:
     def _one(self, sample: int, before: bytes | None) -> Any:
         begun = time.monotonic()
         number, view = divmod(sample, self._views)
-        if number in self.bad:
+        if number in self.bad and self.bad[number].sample <= sample:  # of a view before it, the first error counts
             return before
         if not view:
             before = self._begun[number] = (self._starts or {}).get(number, before)

@@ -49,6 +49,7 @@ def main() -> None:
     parser.add_argument("--batch-size", type=int, default=64)
     parser.add_argument("--image-size", type=int, default=224)
     parser.add_argument("--workers", type=int, default=8)
+    parser.add_argument("--on-error", choices=("raise", "skip", "replace"), default="raise", help="of a damaged file")
     args = tiny.parse(parser)
 
     torch.manual_seed(0)
@@ -66,7 +67,8 @@ def main() -> None:
         dataset = Labelled(args.data, transform)
     except FileNotFoundError as error:
         sys.exit(str(error))
-    loader = DataLoader(dataset, args.batch_size, shuffle=True, num_workers=args.workers, persistent_workers=True)
+    options = {"num_workers": args.workers, "persistent_workers": True, "on_error": args.on_error}
+    loader = DataLoader(dataset, args.batch_size, shuffle=True, **options)
     print(loader.plan)
 
     model = get_model(args.model, weights=args.weights)
@@ -84,6 +86,8 @@ def main() -> None:
             optimizer.step()
             total += loss.detach()
         print(f"epoch {epoch + 1}: loss {total.item() / len(loader):.3f}", flush=True)
+    for error in loader.errors():
+        print(error)
 
 
 if __name__ == "__main__":

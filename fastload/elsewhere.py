@@ -32,6 +32,7 @@ class LoaderElsewhere(DataLoader[T_co]):
         asked = {name for name in ("dtype", "max_pinned_bytes") if getattr(own, name) is not None}
         asked |= {"device"} if str(own.device) not in ("auto", "cpu") else set()
         asked |= {"randomness"} if own.randomness == "sample" else set()
+        asked |= {"on_error"} if own.on_error != "raise" else set()
         asked |= {"engine"} if own.engine == "native" else set()
         if asked:
             warnings.warn(

@@ -11,6 +11,7 @@ import torch
 from torch.utils.data._utils.pin_memory import pin_memory
 
 from fastload._batch import as_inference_tensors
+from fastload.bad_samples import ahead_of
 from fastload.device.copy_scheduler import CopyScheduler
 from fastload.device.normalize import layout_of, table_images
 from fastload.device.transfer import AT_ONCE_MAX_BYTES, DeviceBatch, Transfer
@@ -26,6 +27,7 @@ from fastload.torch_workers.processes import after_error, check_process, restart
 from fastload.torch_workers.signals import Finalizer, deferred_signals
 from fastload.torch_workers.view import refresh, view_of
 from fastload.workers.start import Collate, next_of, start_epoch
+from fastload.workers.tolerant import left_out_by, take_apart
 from fastload.workers.worker import setup_of
 
 if TYPE_CHECKING:
@@ -397,6 +399,7 @@ class TorchDeviceIterator(DeviceIterator):
         scheduler.serve(self)
         pids = [] if slots is None else slots.open_for(self)
         self._host = start_epoch(self._view, state.place.resumption)
+        take_apart(loader, self._host)
         pids += [worker.pid for worker in getattr(self._host, "_workers", ())]
         self._counts_up = loader.in_order and loader.num_workers > 0  # torch's count is then the batch's number
         if self._native is not None:
@@ -408,7 +411,8 @@ class TorchDeviceIterator(DeviceIterator):
         """The view's differences from the loader, such as delivery by torch's pin-memory thread."""
         if not loader.num_workers:
             stages.instrument_fetch()  # the main process is the worker
-        changes: dict[str, Any] = {"collate_fn": self._collate}
+        index_sampler = ahead_of(loader._index_sampler, loader.on_error)
+        changes: dict[str, Any] = {"collate_fn": self._collate, "_index_sampler": index_sampler}
         if self._counters is not None and loader.num_workers:
             changes["worker_init_fn"] = setup_of(loader, self._route, self._counters)
         if self._pins:
@@ -444,4 +448,4 @@ class TorchDeviceIterator(DeviceIterator):
         """The shared counters' number of the batch that torch's iterator has just returned."""
         if self._counts_up:
             return int(host._rcvd_idx) - 1
-        return None if host._num_workers else self._number - 1
+        return None if host._num_workers else self._number - 1 + left_out_by(host)

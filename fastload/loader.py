@@ -18,19 +18,23 @@ from torch.utils.data import DataLoader
 
 from fastload._display import card, table
 from fastload.autoscale.policy import AutoWorkers, auto_workers
+from fastload.bad_samples import ahead_of
 from fastload.check.results import level_outside
 from fastload.iterators import DeviceIterator, Reset, TorchDeviceIterator, fetcher_in_process, start_native
 from fastload.loader_state import LoaderState, state_of
 from fastload.options import (
+    ERRORS_MAX,
     INDEX_BYTES,
     Decode,
     Device,
     DeviceCacheBytes,
     Engine,
     LoaderConfig,
+    OnError,
     Options,
     OwnArguments,
     Randomness,
+    check_on_error,
     has_own_iter,
     has_own_iterator,
     name_of_dataset,
@@ -38,11 +42,13 @@ from fastload.options import (
 )
 from fastload.randomness.by_sample import check_seedable
 from fastload.state import save
+from fastload.state.ranks import ranks_of
 from fastload.stats.meter import Meter, counters_for, measure, next_epoch
 from fastload.stats.stats import Stats
 from fastload.torch_workers.processes import start_workers
 from fastload.torch_workers.view import is_torchdatas, take_over, torchs_iterator, without_del
 from fastload.workers.start import route_of, start_iterator
+from fastload.workers.tolerant import take_apart
 from fastload.workers.worker import setup_of
 
 if TYPE_CHECKING:
@@ -52,6 +58,7 @@ if TYPE_CHECKING:
 
     from torch.utils.data import Dataset, Sampler
 
+    from fastload.bad_samples import SampleError
     from fastload.device.replay import Replay
     from fastload.plan import Plan
     from fastload.route import Route
@@ -109,6 +116,12 @@ class FastLoader(LoaderConfig[T_co]):
             has decoded them once. Later epochs then neither read nor copy them; a file that has changed since (its
             size, times or inode) is read again. ``"auto"``: half of what is free. All loaders of the process share
             what one of them allows. Memory that others need is given back. 0: none.
+        on_error: What becomes of a sample that raises while it is read or decoded. ``"raise"``: the error is raised, as
+            in torch. ``"skip"``: the sample is left out of its batch, and a batch without samples is left out.
+            ``"replace"``: the next index of the sampler's whose sample works takes its place, so batches keep their
+            size. Each such sample is logged once. See :doc:`/bad_samples`.
+        max_errors: How many samples may fail: a count (``int``) of different ones, or a share (``float``) of those
+            read, judged from 100 samples on.
         exact: ``False`` also runs natively what has the same bits only at torch's pace: torchvision's ``GaussianBlur``,
             at most 1 of 256 levels off. The plan names it.
 
@@ -117,7 +130,8 @@ class FastLoader(LoaderConfig[T_co]):
 
     Raises:
         ValueError, TypeError: As in torch's DataLoader, and for FastLoader's own arguments.
-        RuntimeError: ``device`` is not available.
+        RuntimeError: ``device`` is not available; or, from ``next()``, more samples have failed than ``max_errors``
+            allows (its attribute ``errors`` lists them).
     """
 
     def __init__(
@@ -153,6 +167,8 @@ class FastLoader(LoaderConfig[T_co]):
         decode: Decode = "auto",
         deferred: bool = True,
         device_cache_bytes: DeviceCacheBytes = 0,
+        on_error: OnError = "raise",
+        max_errors: float = ERRORS_MAX,
     ) -> None:
         auto = auto_workers(num_workers, dataset)
         super().__init__(
@@ -177,7 +193,8 @@ class FastLoader(LoaderConfig[T_co]):
         if auto is not None:
             self.num_workers = auto
         own = (device, memory_format, dtype, device_prefetch, engine, max_pinned_bytes, randomness, exact)
-        self._take_options(Options(*own, max_index_bytes, jpeg_index, decode, deferred, device_cache_bytes))
+        last = (deferred, device_cache_bytes, on_error, max_errors)
+        self._take_options(Options(*own, max_index_bytes, jpeg_index, decode, *last))
 
     def _take_options(self, options: Options) -> None:
         # Public attributes, because frameworks rebuild a loader from vars(loader).
@@ -201,8 +218,11 @@ class FastLoader(LoaderConfig[T_co]):
         self.decode = options.decode
         self.deferred = options.deferred
         self.device_cache_bytes = options.device_cache_bytes
+        self.on_error = options.on_error
+        self.max_errors = options.max_errors
         vars(self)["_state"] = LoaderState()
         check_seedable(self, self.randomness)
+        check_on_error(self, self.on_error)
         if self.engine == "native" or self.decode == "gpu":
             route = route_of(self)
             if self.engine == "native" and route.maker == "python":
@@ -269,6 +289,13 @@ class FastLoader(LoaderConfig[T_co]):
         Cheap; may be called during iteration, from any thread.
         """
         return state_of(self).stats(self.num_workers)
+
+    def errors(self) -> list[SampleError]:
+        """List the samples that ``on_error`` has left out or replaced, earliest first.
+
+        Of all epochs so far, and of the runs whose states were loaded. May be called during iteration, from any thread.
+        """
+        return state_of(self).place.errors.listed()
 
     def report(self) -> Report:
         """The bottleneck of the loop that consumes this loader, with evidence and remedy; ``print`` it.
@@ -392,6 +419,13 @@ class FastLoader(LoaderConfig[T_co]):
         """Return ``begin()``, an iterator that begins an epoch."""
         state_of(self).check_open()
         state_of(self).drop_inherited(self)
+        if self.on_error == "skip" and not state_of(self).errors_warned and (ranks := ranks_of(self)) > 1:
+            state_of(self).errors_warned = True
+            warnings.warn(
+                f"on_error='skip' may give the {ranks} ranks different numbers of batches, for which a collective call "
+                "waits forever; use on_error='replace', which keeps the number and size of batches",
+                stacklevel=level_outside(),
+            )
         iterator: Iterator[T_co] = save.begin(self, state_of(self).place, begin)
         self._log_engine()
         return iterator
@@ -455,11 +489,14 @@ class FastLoader(LoaderConfig[T_co]):
         view: Any = object.__new__(without_del(cast("Any", type(self))))  # keeps a subclass's overrides
         vars(view).update(vars(self))
         vars(view).pop("_get_iterator", None)  # one set on this loader, which has called this
+        if self.on_error == "replace":
+            vars(view)["batch_sampler"] = ahead_of(self.batch_sampler, self.on_error)
         if counters is not None and self.num_workers:
             vars(view)["worker_init_fn"] = setup = setup_of(self, route, counters)
         make = functools.partial(torchs_iterator, view)
         start = functools.partial(start_workers, make) if self.num_workers else make
         iterator: Any = start_iterator(view, state_of(self).place.resumption, start)
+        take_apart(self, iterator)
         if self.num_workers and iterator._worker_init_fn is setup:
             iterator._worker_init_fn = self.worker_init_fn
         if native is not None:

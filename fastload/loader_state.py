@@ -64,6 +64,7 @@ class LoaderState:
         self.slots: SlotPool | None = None
         self.checks = ParityResults()
         self.engine_logged = False
+        self.errors_warned = False  # that ranks may have different numbers of batches
         self.spares: list[Any] = []  # arrays of the last epoch's samples
         self._seeding: SeedingProcess | None = None
         self._streams: dict[torch.device, Any] = {}
@@ -265,6 +266,7 @@ class LoaderState:
         self._pid, self._lock = os.getpid(), threading.RLock()
         self._transfers, self._sized = {}, None
         self._meters.drop_inherited()
+        self.place.errors.drop_inherited()
         self.steady, self.utilizations = _followed(self), {}
         self.slots = self._buffers = self._painter = None
         if not has_own_iterator(loader):
@@ -330,6 +332,7 @@ class LoaderState:
         for transfer, scheduler in transfers:
             self._count(transfer, scheduler, totals, missed)
         totals.add(self._meters.totals())
+        totals["errors"] = self.place.errors.failed
         for utilization in list(self.utilizations.values()):
             totals.add(utilization.totals())
         index = self._index  # close() may take it in another thread

@@ -17,11 +17,14 @@ Engine: TypeAlias = Literal["auto", "torch", "native"]
 Decode: TypeAlias = Literal["auto", "cpu", "gpu"]
 Randomness: TypeAlias = Literal["worker", "sample"]
 DeviceCacheBytes: TypeAlias = Literal["auto"] | int
+OnError: TypeAlias = Literal["raise", "skip", "replace"]
 T_co = TypeVar("T_co", covariant=True)
 
 
 INDEX_BYTES: Final = 256 << 20
 """Most bytes of the points within JPEG files, which are about 1% of the files', unless said otherwise."""
+ERRORS_MAX: Final = 0.01
+"""Largest share of samples that may fail, unless said otherwise."""
 LEVELS_OFF: Final = 1
 """By how many of 256 levels ``exact=False`` lets a pixel differ from torchvision's after an approximate op."""
 
@@ -43,6 +46,8 @@ class Options:
     decode: Decode = "auto"
     deferred: bool = True
     device_cache_bytes: DeviceCacheBytes = 0
+    on_error: OnError = "raise"
+    max_errors: float = ERRORS_MAX
 
     def __post_init__(self) -> None:
         check_device(self.device)
@@ -55,6 +60,9 @@ class Options:
             raise ValueError(f"randomness must be 'worker' or 'sample', got {self.randomness!r}")
         if self.decode not in ("auto", "cpu", "gpu"):
             raise ValueError(f"decode must be 'auto', 'cpu' or 'gpu', got {self.decode!r}")
+        if self.on_error not in ("raise", "skip", "replace"):
+            raise ValueError(f"on_error must be 'raise', 'skip' or 'replace', got {self.on_error!r}")
+        check_max_errors(self.max_errors)
         for name in ("exact", "deferred"):
             if not isinstance(value := getattr(self, name), bool):
                 raise TypeError(f"{name} must be True or False, got {value!r}")
@@ -91,6 +99,8 @@ class OwnArguments(TypedDict, total=False):
     decode: Decode
     deferred: bool
     device_cache_bytes: DeviceCacheBytes
+    on_error: OnError
+    max_errors: float
 
 
 class LoaderConfig(DataLoader[T_co]):
@@ -113,6 +123,8 @@ class LoaderConfig(DataLoader[T_co]):
     decode: Decode = Options.decode
     deferred: bool = Options.deferred
     device_cache_bytes: DeviceCacheBytes = Options.device_cache_bytes
+    on_error: OnError = Options.on_error
+    max_errors: float = Options.max_errors
     copies_own_batches: bool = False  # of a subclass with its own iterators: whether they go to the device
 
     # Torch's two methods. Subclasses with an `__iter__` of their own call either.
@@ -185,6 +197,38 @@ def check_device_prefetch(value: int, name: str, *, minimum: int) -> None:
         raise TypeError(f"{name} must be an int, got {type(value).__name__}")
     if value < minimum:
         raise ValueError(f"{name} must be >= {minimum}, got {value}")
+
+
+def check_max_errors(value: float) -> None:
+    """Raise unless ``value`` is a count, or a share from 0.0 to 1.0."""
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        raise TypeError(f"max_errors must be a count (int) or a share (float), got {type(value).__name__}")
+    if isinstance(value, float) and not 0.0 <= value <= 1.0:
+        raise ValueError(f"max_errors must be a share from 0.0 to 1.0, or a count as an int, got {value!r}")
+    if value < 0:
+        raise ValueError(f"max_errors must be >= 0, got {value!r}")
+
+
+def check_on_error(loader: DataLoader[Any], on_error: OnError) -> None:
+    """Raise ``ValueError`` if a loader cannot leave out or replace samples.
+
+    It needs torch's own iterators, and another index to replace a sample.
+    """
+    if on_error == "raise":
+        return
+    if has_own_iterator(loader):
+        raise ValueError(
+            f"on_error={on_error!r} needs torch's iterators, but {type(loader).__name__} has a _get_iterator"
+        )
+    if on_error == "skip":
+        return
+    if isinstance(loader.dataset, IterableDataset):
+        raise ValueError(
+            f"on_error='replace' needs a dataset with indices, got the iterable {type(loader.dataset).__name__}; "
+            "use on_error='skip'"
+        )
+    if not loader._auto_collation:
+        raise ValueError("on_error='replace' needs batches, got batch_size=None; use on_error='skip'")
 
 
 def resolve_device(device: str | int | torch.device) -> torch.device:

@@ -123,6 +123,8 @@ def _wrapped(head: str, text: str) -> list[str]:
 def make_plan(loader: LoaderConfig[Any], route: Route, stats: Stats) -> Plan:
     """Describe the epoch that ``route`` says of ``loader``."""
     plan = _plan_of(loader, route, stats)
+    if loader.on_error != "raise":
+        plan = replace(plan, notes=(*plan.notes, _on_error(loader, stats)))
     if (unknown := state_of(loader).not_asked_by(loader)) is None:
         return plan
     return replace(plan, notes=(*plan.notes, f"{unknown}: if it makes one itself, none of this is true of that"))
@@ -341,6 +343,12 @@ def _becomes(recipe: Recipe) -> str:
         return becomes
     values = "" if erasing.color is not None else " with values made by torch"
     return f"{becomes}, then {type(erasing.step).__name__}{values}"
+
+
+def _on_error(loader: LoaderConfig[Any], stats: Stats) -> str:
+    left = "left out of their batches" if loader.on_error == "skip" else "replaced by the next that work"
+    most = f"{loader.max_errors:.3g} of all" if isinstance(loader.max_errors, float) else f"{loader.max_errors:,}"
+    return f"on_error={loader.on_error!r}: samples that raise are {left}, at most {most}; {stats.errors:,} so far"
 
 
 def _seeded(loader: LoaderConfig[Any]) -> str:

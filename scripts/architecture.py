@@ -39,6 +39,7 @@ LAYERS = [
         "nvtx",
         "torch_workers",
         "options",
+        "bad_samples",
         "_arguments",
         "_batch",
         "_compare",

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import os
 import threading
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final
@@ -12,15 +11,16 @@ import numpy as np
 from torch._utils import ExceptionWrapper
 
 from fastload import _core
-from fastload.python_samples.dialogue import failed_of, unchanging, wrapped
+from fastload.python_samples.dialogue import checked, failed_of, wrapped
 from fastload.randomness.packed import digest_of
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Iterator, Sequence
     from concurrent.futures import Future
 
     import torch
 
+    from fastload.bad_samples import Failed
     from fastload.device.host_images import HostImages
     from fastload.pipeline.datasets.arrays import Pixels
     from fastload.pipeline.datasets.samples import Collated
@@ -74,6 +74,9 @@ class Batch:
     made_at: float = 0.0
     data: Any = None  # set when made; an ExceptionWrapper if torch's worker would have sent one
     failure: BaseException | None = None  # an error of the pipeline, not of the worker
+    remaining: Any = None  # a Remaining: what it is made of, if samples that raise are left out or replaced
+    failed: list[Failed] = field(default_factory=list)  # these samples, of so many that were tried
+    tried: int = 0
 
     def release(self) -> None:
         """Wake the thread that waits for the batch."""
@@ -98,6 +101,17 @@ class Batch:
         """Return the arguments of ``_core.Pool.submit`` that say where its samples go."""
         staging = None if self.staged is None else self.staged.staging
         return {"out": as_output(self.pixels), "staging": staging} | ({} if self.host is None else self.host.options)
+
+    @property
+    def submitted(self) -> Any:
+        """What decode threads get.
+
+        What begins from a state of its own is left to Python.
+        """
+        if self.remaining is None or not self.remaining.starts:
+            return self.sources
+        starts = self.remaining.starts
+        return [b"" if number in starts else self.sources[number] for number in range(len(self.sources))]
 
     @property
     def made_of(self) -> Any:
@@ -139,16 +153,24 @@ class Batch:
                 self.seeds = [] if seed_of is None else [*map(seed_of, self.indices)]
                 self.sources, self.targets = arrays
                 self.at_once = True
+                self._found(None)
                 return
             if seed_of is None and self.answer is None and (found := recipe.paths_of(self.indices)) is not None:
                 self.sources, self.targets = found
                 self.at_once = True
+                self._found(None)
                 return
             sources: list[Any] = []
             self.sources = sources
-            resolved = self.indices if seed_of is not None else recipe.resolve(self.indices)
-            locate = recipe.locate if seed_of is not None else recipe.locate_resolved
-            entries = map(locate, resolved) if self.answer is None else recipe.taken(self.answer, len(resolved))
+            each = seed_of is not None or self.remaining is not None
+            resolved = self.indices if each else recipe.resolve(self.indices)
+            locate = recipe.locate if each else recipe.locate_resolved
+            answer = self.answer
+            if answer is not None and self.remaining is not None and answer.exception() is not None:
+                answer = None  # each sample is asked for by itself
+            entries = map(locate, resolved) if answer is None else recipe.taken(answer, len(resolved))
+            if self._found(entries):
+                return
             for index in self.indices:
                 seed = 0 if seed_of is None else seed_of(index)
                 source, target = next(entries)
@@ -161,6 +183,12 @@ class Batch:
                 self.sources, self.targets = [b""], [None]
         except BaseException as error:
             raise RuntimeError(f"DataLoader worker exited unexpectedly: sample {index!r} raised {error!r}") from error
+
+    def _found(self, entries: Iterator[tuple[Any, Any]] | None) -> bool:
+        """Let what remains of the batch take its samples; see :meth:`Remaining.locate`. Returns whether it does."""
+        if self.remaining is not None:
+            self.remaining.locate(entries)
+        return self.remaining is not None
 
 
 def as_output(pixels: torch.Tensor) -> np.ndarray[Any, Any]:
@@ -216,25 +244,3 @@ class StreamStates:
         """Begin an epoch that goes on with the same generators, after ``made`` batches."""
         self._first = self.at(made)[1]
         self._kept.clear()
-
-
-def checked(source: Any) -> Any:
-    """Check and keep a sample's encoded image, or several.
-
-    Raises what a worker would of a path.
-    """
-    if type(source) is str and source.isascii() and "\0" not in source:  # the usual case, decided quickly
-        return source
-    if type(source) is tuple:
-        return tuple(map(checked, source))
-    if isinstance(source, str | os.PathLike) and not _is_name(source):
-        open(source, "rb").close()  # raises the same error as in a worker
-    return unchanging(source)
-
-
-def _is_name(path: Any) -> bool:
-    """Whether a file may have such a path."""
-    try:
-        return b"\0" not in os.fsencode(path)
-    except UnicodeEncodeError:
-        return False

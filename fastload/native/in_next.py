@@ -24,6 +24,7 @@ from torch.utils.data import Subset
 
 from fastload import _core
 from fastload._batch import HostBatch
+from fastload.bad_samples import BatchIndices, Checked
 from fastload.check.results import key_of, warn_fallback
 from fastload.device.host_images import host_images_of
 from fastload.device.normalize import layout_of, table_images
@@ -120,9 +121,11 @@ class InProcessFetcher:
     def fetch(self, indices: Any) -> Any:
         """Make a batch, and advance torch's default generator as torch does."""
         self._number += 1
-        state = failure = data = None
+        state = failure = data = samples = None
+        leaves_out = hasattr(self.replaced, "on_error")
+        before = state_now(others=True) if leaves_out and self._seeds is None else None
         try:
-            if type(indices) in (list, tuple):  # others may be iterated only once
+            if type(indices) in (list, tuple, BatchIndices):  # others may be iterated only once
                 self.known = self.known or self.read()
                 others = self.known is not None and self.known[1].pipeline.draws_others
                 state = state_now(others=others) if self._seeds is None else None
@@ -139,17 +142,26 @@ class InProcessFetcher:
                 set_state(state)
         finally:
             self.made_at = time.monotonic()
-        if type(data) is FailedSample:
-            raise data.error
-        if type(data) is SampleList:
-            samples, whole = data.completed()
-            if not whole:
-                self.give_up()
-            return self.replaced.collate_fn(samples)
+        try:
+            if type(data) is FailedSample:
+                raise data.error
+            if type(data) is SampleList:
+                samples, whole = data.completed()
+                if not whole:
+                    self.give_up()
+                data = None
+        except Exception:
+            if not leaves_out:
+                raise
+            if before is not None:
+                set_state(before)
+            data = samples = None
+        if samples is not None:
+            data = self.replaced.collate_fn(samples)
         if data is not None:
-            return data
+            return Checked(data, len(indices), []) if leaves_out else data
         data = self.replaced.fetch(indices)
-        if failure is not None:
+        if failure is not None and not (leaves_out and data.failed):
             warn_fallback(failure if self.gave_up else f"a batch that torch could make raised {failure}")
         self.images, self.decoded_at = 0, self.made_at
         return data

@@ -28,6 +28,8 @@ class _Torchs:
 
     def __init__(self, fetcher: Any, fetch: Callable[[Any], Any]) -> None:
         self.dataset, self.collate_fn, self.fetch = fetcher.dataset, fetcher.collate_fn, fetch
+        if hasattr(fetcher, "on_error"):
+            self.on_error = fetcher.on_error
 
 
 class WorkerFetcher(InProcessFetcher):

@@ -25,6 +25,7 @@ from torch.utils.data.dataloader import _BaseDataLoaderIter
 from fastload._batch import as_inference_tensors
 from fastload.autoscale.policy import AutoWorkers
 from fastload.autoscale.threads import ThreadSizer
+from fastload.bad_samples import LeftOut, TooManyBadSamplesError, ahead_of, noting
 from fastload.loader_state import ITERATOR_CLOSED, epochs_of, state_of
 from fastload.native.pipeline import DecodePipeline
 from fastload.nvtx.stages import stage
@@ -36,6 +37,7 @@ if TYPE_CHECKING:
 
     from torch.utils.data import DataLoader
 
+    from fastload.bad_samples import Failed
     from fastload.device.decode.choice import DecodeChoice
     from fastload.device.host_images import HostImages
     from fastload.native.batch import Batch
@@ -87,6 +89,10 @@ class NativeIterator(_BaseDataLoaderIter):
         device_totals: Callable[[], Totals] | None = None,
     ) -> None:
         super().__init__(loader)  # draws the base seed
+        self._index_sampler = ahead_of(self._index_sampler, loader.on_error)
+        self._note: Callable[[int, list[Failed]], None] | None = None
+        if loader.on_error != "raise":
+            self._note = noting(state_of(loader).place.errors, loader.max_errors)
         self.device = device or torch.device("cpu")
         self._resumption = resumption = state_of(loader).place.resumption
         if resumption is not None and resumption.base_seed is not None:
@@ -127,6 +133,7 @@ class NativeIterator(_BaseDataLoaderIter):
                     ahead=ahead,
                     device=device,
                     choice=choice,
+                    on_error=loader.on_error,
                 )
                 self._finalizer = Finalizer(self, self.decode_pipeline.close)
                 # An interrupt just before the finalizer prevents it, but not this callback, which is C code.
@@ -217,6 +224,23 @@ class NativeIterator(_BaseDataLoaderIter):
             )
 
     def _next_data(self) -> Any:
+        if self._note is None:
+            return self._claimed()
+        while True:
+            data = self._claimed()
+            batch = self.claimed[threading.get_ident()]
+            tried, failed = batch.tried, batch.failed
+            batch.tried, batch.failed = 0, []  # noted once, even if an interrupt has the batch claimed again
+            batch.taken = data is LeftOut
+            try:
+                self._note(tried, failed)
+            except TooManyBadSamplesError:
+                batch.taken = True
+                raise
+            if data is not LeftOut:
+                return data
+
+    def _claimed(self) -> Any:
         if self._shutdown:
             raise RuntimeError(ITERATOR_CLOSED)
         asked, batch, data = time.monotonic(), None, None

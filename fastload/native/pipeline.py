@@ -27,12 +27,14 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from fastload import _core
+from fastload.bad_samples import LeftOut
 from fastload.loader_state import ITERATOR_CLOSED
 from fastload.native.batch import Batch, StreamStates
+from fastload.native.remaining import Remaining
 from fastload.nvtx.stages import stage
 from fastload.pipeline.datasets.samples import collated, one_of
 from fastload.python_samples.dialogue import TookTooLongError, failed_of, submitted, working_directory, wrapped
-from fastload.python_samples.odd_samples import OddSamples, PythonError
+from fastload.python_samples.odd_samples import BadSamplesError, OddSamples, PythonError
 from fastload.randomness.by_sample import number_of
 from fastload.randomness.generators import streams_of_workers
 from fastload.stats.stage_counts import StageCounts
@@ -44,6 +46,7 @@ if TYPE_CHECKING:
 
     from fastload.device.decode.choice import DecodeChoice
     from fastload.device.host_images import HostImages
+    from fastload.options import OnError
     from fastload.pipeline.datasets.samples import Collated
     from fastload.pipeline.ops.erasing import Patch
     from fastload.pipeline.recipe import Recipe
@@ -78,6 +81,7 @@ class DecodePipeline:
         allocate: Returns so many bytes for a batch's pixels; ``None`` takes torch's usual memory.
         device: The device that ``finish`` works on, unless it is the host.
         choice: Decides which batches a GPU decodes, whose files take the place of their pixels; ``None`` if none.
+        on_error: What becomes of samples that raise.
     """
 
     def __init__(
@@ -96,11 +100,13 @@ class DecodePipeline:
         device: torch.device | None = None,
         choice: DecodeChoice | None = None,
         first_states: Sequence[bytes | None] | None = None,
+        on_error: OnError = "raise",
     ) -> None:
         self.epoch = 0  # this and the next line: set by the iterator
         self.owner: object = None  # a weak reference that is put into ``wakeups`` when the iterator is gone
         self.recipe = recipe
         self._views = recipe.pipeline.views
+        self._on_error = on_error
         self._process = process
         self._directory = working_directory()
         self._base_seed = base_seed
@@ -298,11 +304,15 @@ class DecodePipeline:
         """Submit a batch to the decode threads. The batch keeps any error."""
         try:
             if batch.pixels is None:
-                batch.locate(self.recipe, self._seed if self._by_index else None)
+                self._locate(batch)
+            if batch.remaining is not None and not batch.sources and batch.error is None:
+                self._end(batch, LeftOut)
+                return
             batch.issued, batch.pixels = None, self.recipe.pipeline.room(len(batch.sources), self._allocate)
             batch.host = self._host_images and self._host_images(len(batch.sources))
-            batch.staged = self._choice and self._choice.files(batch.pixels, self.recipe.pipeline.by_view)
-            options = submitted(batch.sources, self._views, self._directory) | self.recipe.options
+            on_host = batch.remaining is not None and batch.remaining.on_host
+            batch.staged = None if on_host else self._files(batch)
+            options = submitted(batch.submitted, self._views, self._directory) | self.recipe.options
             options |= batch.outputs() | {"max_pixels": self._process.max_pixels}
             if self.recipe.pipeline.draws:
                 options |= {"seeds": batch.seeds} if self._by_index else {"stream": self._streams[batch.worker]}
@@ -310,12 +320,23 @@ class DecodePipeline:
         except BaseException as error:  # noqa: BLE001 - the consumer raises it
             self._end(batch, None, error)
 
+    def _files(self, batch: Batch) -> Any:
+        return self._choice and self._choice.files(batch.pixels, self.recipe.pipeline.by_view)
+
+    def _locate(self, batch: Batch) -> None:
+        seed_of = self._seed if self._by_index else None
+        if self._on_error != "raise":
+            batch.remaining = Remaining(batch, self.recipe, self._on_error, seed_of)
+        batch.locate(self.recipe, seed_of)
+
     def _seed(self, index: Any) -> int:
         return _core.seed_for_index(self._base_seed, self.epoch, number_of(index))
 
     def _end(self, batch: Batch, data: Any, failure: BaseException | None = None) -> None:
         self.states.add(batch, self.recipe.pipeline.draws and not self._by_index, self.handed_over())
         batch.made_at, batch.images = time.monotonic(), len(batch.sources)
+        if batch.remaining is not None:
+            batch.failed, batch.tried, batch.remaining = batch.remaining.failed, len(batch.indices), None
         batch.sources, batch.targets, batch.seeds = [], [], []
         batch.pixels = batch.host = batch.staged = batch.job = batch.issued = None  # a copy holds its own reference
         batch.data, batch.failure, batch.made = data, failure, True
@@ -333,15 +354,51 @@ class DecodePipeline:
 
     def _make(self, batch: Batch) -> Any:
         try:
-            if batch.issued is None:
-                self._complete(batch)
-                if batch.error is None and not batch.dropped:
-                    self._issue(batch)
-            return batch.error if batch.issued is None or batch.dropped else self._confirmed(batch, *batch.issued)
+            while batch.job is not None:
+                try:
+                    return self._made(batch)
+                except BadSamplesError as error:
+                    self._leave_out(batch, error.bad)
         except PythonError as error:
             wrapper, state = self._failed(batch, error)
             self._rewind_rng(batch, state)
             return wrapper
+        if batch.failure is not None:
+            raise batch.failure
+        return LeftOut
+
+    def _made(self, batch: Batch) -> Any:
+        if batch.issued is None:
+            self._complete(batch)
+            if batch.error is None and not batch.dropped:
+                self._issue(batch)
+        return batch.error if batch.issued is None or batch.dropped else self._confirmed(batch, *batch.issued)
+
+    def _leave_out(self, batch: Batch, bad: dict[int, PythonError]) -> None:
+        """Leave samples out of a batch, or replace them, and submit what remains.
+
+        Raises:
+            PythonError: Nothing can replace one.
+        """
+        follows = self.recipe.pipeline.draws and not self._by_index
+        before = batch.job.generator_before(0) if follows else None
+        remaining: Any = batch.remaining
+        if (error := remaining.leave_out(bad)) is not None:
+            raise error
+        if before is None:
+            batch.job.cancel()
+            batch.job = None
+            again = [batch]
+        else:
+            later = self._cancel_from(batch)
+            batch.job, again = None, [batch, *later]
+            if not batch.sources:
+                before = batch.after = remaining.after or before
+                again = later
+            self._streams[batch.worker] = _core.RandomStream(before)
+        for stale in again:
+            if stale.sources:
+                self._start(stale)
 
     def _issue(self, batch: Batch) -> None:
         """Collate a complete batch and pass it on. Does not wait for a GPU."""
@@ -415,6 +472,8 @@ class DecodePipeline:
             raise ClosedError
         batch.patches = self.recipe.pipeline.patches(batch.job)
         self._make_odd(batch, odd, failed_of(batch.job))
+        if batch.remaining is not None and batch.remaining.after not in (None, batch.after):
+            self._rewind_rng(batch, batch.remaining.after)
         batch.awaited = begun, time.monotonic()
 
     def _odd_samples(self, batch: Batch) -> OddSamples:
@@ -422,11 +481,14 @@ class DecodePipeline:
             return self._in_python(batch, sample, before)
 
         seeds = batch.seeds if self._by_index else None
-        return OddSamples(self.recipe, batch.job, make, self._counts, seeds=seeds)
+        starts = None if batch.remaining is None else batch.remaining.starts
+        return OddSamples(self.recipe, batch.job, make, self._counts, seeds=seeds, starts=starts)
 
     def _make_odd(self, batch: Batch, odd: OddSamples, samples: list[int]) -> None:
         """Make ``samples`` in Python, and put all that are made there into their batch."""
         odd.make(samples)
+        if odd.bad:
+            raise BadSamplesError(odd.bad)
         if odd.rewound is not None:
             self._rewind_rng(batch, odd.rewound)
         odd.put(batch.pixels, batch.patches, batch.host, batch.staged)
@@ -438,7 +500,8 @@ class DecodePipeline:
         """
         index, view = divmod(sample, self._views)
         source = one_of(batch.sources[index], view)
-        where = self.recipe.described(batch.indices[index], source)
+        indices = batch.indices if batch.remaining is None else batch.remaining.indices
+        where = self.recipe.described(indices[index], source)
         try:
             self._process.wait_started(self._wake)
             return self._process.sample(source, before, worker=batch.worker, where=where, view=view)
@@ -462,13 +525,18 @@ class DecodePipeline:
         if state is None:  # no later batch continues this one's random stream
             batch.job.cancel()
             return
-        later = [b for b in tuple(self._batches) if b is not batch and b.worker == batch.worker and b.job is not None]
-        for stale in [*reversed(later), batch]:  # last to first: else the next queued batch would go on drawing
-            stale.job.cancel()
+        later = self._cancel_from(batch)
         batch.after = state
         self._streams[batch.worker] = _core.RandomStream(state)
         for stale in later:
             self._start(stale)
+
+    def _cancel_from(self, batch: Batch) -> list[Batch]:
+        """Cancel a batch, and its worker's later ones, which are returned."""
+        later = [b for b in tuple(self._batches) if b is not batch and b.worker == batch.worker and b.job is not None]
+        for stale in [*reversed(later), batch]:  # last to first: else the next queued batch would go on drawing
+            stale.job.cancel()
+        return later
 
 
 def _first_untaken(batches: tuple[Batch, ...], empty: int) -> int:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import os
+import sys
 import time
 from typing import TYPE_CHECKING, Any
 
@@ -12,6 +13,7 @@ import torch
 from torch._utils import ExceptionWrapper
 from torchvision.transforms import functional
 
+from fastload.bad_samples import described, is_of_sample
 from fastload.pipeline.datasets.arrays import Pixels
 from fastload.pipeline.datasets.folders import OddPath
 from fastload.pipeline.datasets.samples import one_of
@@ -82,6 +84,28 @@ def unchanging(source: Any) -> Any:
     return data if data.readonly and data.c_contiguous else bytes(data)
 
 
+def checked(source: Any) -> Any:
+    """Check and keep a sample's encoded image, or several.
+
+    Raises what a worker would of a path.
+    """
+    if type(source) is str and source.isascii() and "\0" not in source:  # the usual case, decided quickly
+        return source
+    if type(source) is tuple:
+        return tuple(map(checked, source))
+    if isinstance(source, str | os.PathLike) and not _is_name(source):
+        open(source, "rb").close()  # raises the same error as in a worker
+    return unchanging(source)
+
+
+def _is_name(path: Any) -> bool:
+    """Whether a file may have such a path."""
+    try:
+        return b"\0" not in os.fsencode(path)
+    except UnicodeEncodeError:
+        return False
+
+
 def converse(job: _core.Job, make: Callable[[int], bytes | None], timeout_s: float | None = None) -> bool:
     """Answer what a job asks until it is done. Blocks.
 
@@ -141,8 +165,13 @@ def failed_of(job: _core.Job) -> list[int]:
 
 
 def wrapped(worker: int, where: str | None) -> ExceptionWrapper:
-    """Wrap the current exception as torch's worker does, and name the sample in its message."""
-    result: ExceptionWrapper = ExceptionWrapper(where=f"in DataLoader worker process {worker}")  # type: ignore[no-untyped-call]
+    """Wrap the current exception as torch's worker does, and name the sample in its message.
+
+    Its ``summary`` is the error's type and message; ``None`` if it cannot be blamed on the sample.
+    """
+    result: Any = ExceptionWrapper(where=f"in DataLoader worker process {worker}")  # type: ignore[no-untyped-call]
+    error = sys.exception()
+    result.summary = described(error) if error is not None and is_of_sample(error) else None
     if where is not None:
         result.exc_msg = f"{result.exc_msg}\n{where}"
-    return result
+    return result  # type: ignore[no-any-return]

@@ -32,13 +32,27 @@ class PythonError(Exception):
         sample: Its number, counted by views.
         error: What was raised, or what torch's worker would have sent.
         state: States of the generators then; ``None`` if nothing draws from them.
+        drew: Whether it had drawn from them.
     """
 
-    def __init__(self, sample: int, error: Any, state: bytes | None) -> None:
+    def __init__(self, sample: int, error: Any, state: bytes | None, *, drew: bool = False) -> None:
         super().__init__(sample)
         self.sample = sample
         self.error = error
         self.state = state
+        self.drew = drew
+
+
+class BadSamplesError(Exception):
+    """Samples raised that are to be left out of their batch, or replaced.
+
+    Attributes:
+        bad: Their errors, by number in the batch.
+    """
+
+    def __init__(self, bad: dict[int, PythonError]) -> None:
+        super().__init__(bad)
+        self.bad = bad
 
 
 class MisreadError(Exception):
@@ -56,8 +70,11 @@ class OddSamples:
         counts: What they took is added.
         seeds: One for each sample, if randomness is by index.
         rewinds: Whether to make all that follow a sample that Pillow reads otherwise than the core.
+        starts: States from which some samples begin, by number; ``None``: what a sample raises ends the batch, and else
+            it is in ``bad``.
 
     Attributes:
+        bad: What samples have raised, by number. What follows them may be wrong.
         made: Samples made so far, by number.
         rewound: The state behind the batch, if Pillow read a file otherwise, and later draws of the core are invalid.
     """
@@ -71,6 +88,7 @@ class OddSamples:
         *,
         seeds: list[int] | None = None,
         rewinds: bool = True,
+        starts: dict[int, bytes] | None = None,
     ) -> None:
         self._pipeline = recipe.pipeline
         self._views = recipe.pipeline.views
@@ -80,6 +98,9 @@ class OddSamples:
         self._seeds = seeds
         self._follows = recipe.pipeline.draws and seeds is None  # whether a sample goes on where the one before ended
         self._rewinds = rewinds
+        self._starts = starts
+        self._begun: dict[int, bytes | None] = {}  # states before samples, by number
+        self.bad: dict[int, PythonError] = {}
         self.made: dict[int, MadeSample] = {}
         self.rewound: bytes | None = None
 
@@ -111,7 +132,7 @@ class OddSamples:
             if sample in self.made:
                 continue
             after = self._one(sample, self._before(sample))
-            if not self._follows or after == self.drawn(sample):
+            if sample // self._views in self.bad or not self._follows or after == self.drawn(sample):
                 continue
             if not self._rewinds:
                 raise MisreadError
@@ -120,14 +141,25 @@ class OddSamples:
             self.rewound = after
             return
 
-    def _one(self, sample: int, before: bytes | None) -> bytes:
+    def _one(self, sample: int, before: bytes | None) -> Any:
         begun = time.monotonic()
+        number, view = divmod(sample, self._views)
+        if number in self.bad and self.bad[number].sample <= sample:  # of a view before it, the first error counts
+            return before
+        if not view:
+            before = self._begun[number] = (self._starts or {}).get(number, before)
         try:
             made, after = self._make(sample, before)
         finally:
             self._counts.python_s += time.monotonic() - begun
         if not isinstance(made, tuple):
-            raise PythonError(sample, made, after if self._follows else None)
+            start = self._begun[number] if number in self._begun else self._before(sample - view)
+            state = after if self._follows else None
+            error = PythonError(sample, made, state, drew=self._follows and after != start)
+            if self._starts is None or made.summary is None:
+                raise error
+            self.bad[number] = error
+            return after
         self.made[sample] = made
         return after
 

@@ -364,9 +364,14 @@ def _sample(recipe: Recipe, source: Any, state: bytes | None, worker: int, where
     try:
         if isinstance(source, OddPath):  # it comes without its path, which may be anything
             source, _ = recipe.locate_resolved(source.index)
-        result: Any = sized(recipe, recipe.pixels(source, view, _images), view)
+        pixels = recipe.pixels(source, view, _images)
     except Exception:  # noqa: BLE001 - the worker would send any error of Pillow or the transforms
+        return wrapped(worker, where), state_now(others=recipe.pipeline.draws_others)
+    try:
+        result: Any = sized(recipe, pixels, view)
+    except Exception:  # noqa: BLE001 - of collating, as torch's worker would send it
         result = wrapped(worker, where)
+        result.summary = None  # it is no sample's
     return result, state_now(others=recipe.pipeline.draws_others)
 
 

@@ -14,6 +14,7 @@ import torch
 from torch.utils.data import IterableDataset, Subset
 
 from fastload.autoscale.policy import AutoWorkers
+from fastload.bad_samples import unpacked
 from fastload.options import has_state
 from fastload.state import ranks
 from fastload.state.in_worker import WorkerState
@@ -175,6 +176,8 @@ def check_form(loader: LoaderConfig[Any], data: Any) -> list[WorkerState]:
             raise TypeError("a number is out of range")
         workers = [WorkerState.unpacked(packed) for packed in data["workers"] or () if packed is not None]
         ranks.check_form(data)
+        if "errors" in data:  # not in states of before
+            unpacked(data["errors"])
     except (KeyError, TypeError, AttributeError, RuntimeError, binascii.Error) as error:
         raise ValueError(f"the state is damaged ({type(error).__name__}: {error}); use an earlier one") from error
     return workers

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from torch.utils.data import IterableDataset
 
+from fastload.bad_samples import ErrorLog
 from fastload.options import length_of
 from fastload.randomness.by_sample import Epochs
 from fastload.randomness.packed import Texts, digest_of
@@ -54,6 +55,7 @@ class LoaderPlace:
         self.warned = False  # that the loader has no state
         self.texts = Texts()  # of the last call of state_dict()
         self.names: dict[str, Any] = {}  # of files, of that call
+        self.errors = ErrorLog()
         self._epochs = Epochs()
 
     def epochs_of(self, loader: Any) -> Epochs | None:

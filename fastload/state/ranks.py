@@ -13,6 +13,7 @@ import math
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+import torch.distributed as dist
 from torch.utils.data import BatchSampler, DistributedSampler
 
 if TYPE_CHECKING:
@@ -37,6 +38,13 @@ def process_of(loader: Any) -> dict[str, Any] | None:
         "shuffle": bool(sampler.shuffle),
         "seed": int(sampler.seed),
     }
+
+
+def ranks_of(loader: Any) -> int:
+    """How many processes share a dataset, by the loader's sampler or torch's process group."""
+    replicas = getattr(loader.sampler, "num_replicas", 1)
+    group = dist.get_world_size() if dist.is_available() and dist.is_initialized() else 1
+    return max(group, replicas if isinstance(replicas, int) else 1)
 
 
 def check_form(data: dict[str, Any]) -> None:

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, Final
 from torch.utils.data import IterableDataset
 from torch.utils.data.dataloader import _MultiProcessingDataLoaderIter
 
+from fastload.bad_samples import ahead_like
 from fastload.randomness.packed import digest_of
 from fastload.state.in_worker import NotLoaded, ReadAgain, WorkerState
 from fastload.torch_workers.processes import shut_down
@@ -76,7 +77,7 @@ class Resumption:
         if self.dealt:
             from fastload.state.ranks import batches_left
 
-            index_sampler = batches_left(self.loader, self.dealt)
+            index_sampler = ahead_like(batches_left(self.loader, self.dealt), index_sampler)
             iterator._sampler_iter = iter(index_sampler)
         if self.skip:
             self._skip(iterator, index_sampler)

@@ -118,6 +118,7 @@ def _resume(loader: LoaderConfig[Any], place: LoaderPlace, data: dict[str, Any],
     skip = data["_num_yielded"] if goes_on else 0
     again = data["again"] if goes_on else data["started"] and data["persistent"]
     workers = None if data["workers"] is None else [one and WorkerState.unpacked(one) for one in data["workers"]]
+    place.errors.load(data.get("errors"))  # again: an iterator in use may have noted some
     by_index = loader.randomness == "sample"
     resumption = None
     begins = iterable and loader.num_workers and start.dataset.dataset is not None  # see WorkerProgress
@@ -250,6 +251,8 @@ def _read(loader: LoaderConfig[Any], place: LoaderPlace, position: Position | No
         "start": start.packed(texts, "start"),
         "now": now.packed(texts, "now"),
     }
+    if loader.on_error != "raise" or place.errors.tried:
+        data["errors"] = place.errors.packed()
     return {**data, "checksum": checksum_of(data)}
 
 
@@ -281,6 +284,7 @@ def load_state_dict(loader: LoaderConfig[Any], place: LoaderPlace, data: Any) ->
     from fastload.state.frameworks import accelerate_sets_generators
 
     place.loaded, place.keeps_generators = loaded, accelerate_sets_generators()
+    place.errors.load(loaded.get("errors"))
 
 
 def _unsupported(loader: LoaderConfig[Any]) -> str | None:

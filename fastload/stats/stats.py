@@ -17,7 +17,7 @@ Places: TypeAlias = tuple[tuple[str, ...], tuple[str, ...], tuple[str, ...]]
 COMPARED_MIN: Final = 16  # least number of timed steps on either side that are compared
 _SUMS: Final = (  # fields of Stats that are sums of the same name
     *("batches", "images", "python_images", "gpu_images", "thread_images", "copied", "device_bytes", "slot_batches"),
-    *("epochs", "startup_s", "wait_s", "step_s"),
+    *("epochs", "startup_s", "wait_s", "step_s", "errors"),
 )
 
 
@@ -135,6 +135,7 @@ class Stats(Result):
         pinned_bytes: Bytes of pinned memory that the slots hold.
         index_bytes: Bytes of the index of JPEG files.
         indexed: Images that were decoded with it.
+        errors: Samples that raised, and that ``on_error`` left out or replaced; with those of states that were loaded.
         epochs: Epochs begun.
         startup_s: Seconds that the consumer waited for the first batch of its epochs.
         wait_s: Seconds that it waited for the other batches.
@@ -173,6 +174,7 @@ class Stats(Result):
     pinned_bytes: int = 0
     index_bytes: int = 0
     indexed: int = 0
+    errors: int = 0
     epochs: int = 0
     startup_s: float = 0.0
     wait_s: float = 0.0
@@ -201,6 +203,8 @@ class Stats(Result):
         shown = [("epochs", f"{self.epochs:,}"), ("batches", f"{self.batches:,}"), ("images", f"{self.images:,}")]
         if self.gpu_images:
             shown += [("by the GPU", f"{self.gpu_images:,}"), ("by threads", f"{self.thread_images:,}")]
+        if self.errors:
+            shown.append(("errors", f"{self.errors:,}"))
         return [*shown, ("images/s", f"{self.images_per_s:,.0f}"), ("stall", f"{self.loader_stall:.0%}")]
 
     @property

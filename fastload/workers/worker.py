@@ -27,13 +27,14 @@ from fastload.state.in_worker import NotLoaded, WorkerProgress, users_own
 from fastload.stats.fetch_timer import WorkerCounters, listen
 from fastload.torch_workers.orphans import take_signals
 from fastload.workers.start import decode_for_opencv, install_lazy_images
+from fastload.workers.tolerant import tolerate
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from fastload.deferred.functions import Deferral
     from fastload.native.in_workers import WorkerFetcher
-    from fastload.options import LoaderConfig
+    from fastload.options import LoaderConfig, OnError
     from fastload.route import Route
     from fastload.state.in_worker import ReadAgain, WorkerState
     from fastload.stats.shared_counters import SharedCounters
@@ -64,6 +65,7 @@ class WorkerSetup:
         native: Makes a fetcher of native samples, for functions of the user's own; images are lazy only without.
         resumed: State of each worker that goes on within an epoch, and how an iterable dataset gets to its place.
         parent: Process id of the loader's process.
+        on_error: What becomes of samples that raise.
     """
 
     worker_init_fn: Callable[[int], None] | None
@@ -74,6 +76,7 @@ class WorkerSetup:
     native: Callable[[], WorkerFetcher] | None = None
     resumed: tuple[list[WorkerState | None], ReadAgain] | None = None
     parent: int = field(default_factory=os.getpid)
+    on_error: OnError = "raise"
 
     def __call__(self, worker_id: int) -> None:
         """Set the process up, then run the user's function, which may change anything of that."""
@@ -106,7 +109,14 @@ class WorkerSetup:
 def setup_of(loader: LoaderConfig[Any], route: Route, counters: SharedCounters) -> WorkerSetup:
     """Return what a loader's worker processes do at their start, by the epoch's route."""
     generators = loader.randomness == "worker"
-    setup = functools.partial(WorkerSetup, loader.worker_init_fn, counters, generators, deferred=loader.deferred)
+    setup = functools.partial(
+        WorkerSetup,
+        loader.worker_init_fn,
+        counters,
+        generators,
+        deferred=loader.deferred,
+        on_error=loader.on_error,
+    )
     if loader.engine == "torch":
         return setup(promptly=False)
     if route.maker != "workers":
@@ -137,6 +147,7 @@ class Worker:
     def __init__(self, setup: WorkerSetup, worker: int, progress: WorkerProgress) -> None:
         self.deferral: Deferral | None = None
         self._promptly = setup.promptly
+        self._on_error = setup.on_error
         self._counters = WorkerCounters(setup.counters, worker, whole_process=True)
         self._progress = progress
         self._native = None if setup.native is None else setup.native()
@@ -162,6 +173,7 @@ class Worker:
     def _follow(self, fetcher: Any, *, sends: bool) -> Any:
         """Take over a new fetcher."""
         self._sends = sends and type(fetcher).__module__ == torch_fetch.__name__  # others may give anything
+        tolerate(fetcher, self._on_error)
         rows = RowBatches.serve(fetcher) if self._promptly and self._native is None else None
         if self._sends and self._promptly and sends_files() and stacks_into(fetcher.collate_fn):
             fetcher.collate_fn = collate_into_files

@@ -31,6 +31,8 @@ OWN = {
     "jpeg_index": None,  # whatever was given
     "decode": "cpu",
     "deferred": False,
+    "on_error": "skip",
+    "max_errors": 3,
 }
 COPIES = {"pickle": lambda x: pickle.loads(pickle.dumps(x)), "deepcopy": copy.deepcopy, "copy": copy.copy}
 

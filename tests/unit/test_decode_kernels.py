@@ -16,10 +16,11 @@ import torch
 from backends import simulated
 from decode_on_cpu import KernelsOnCpu, kernels_fixture, pool_fixture
 from native_shim import CSRC
+from photos import jpeg
 from PIL import Image
 from stageable import KINDS, QUANTIZATION, noise
 from torchvision.datasets import ImageFolder
-from torchvision.transforms import Compose, RandomHorizontalFlip, RandomResizedCrop, ToTensor
+from torchvision.transforms import Compose, RandomCrop, RandomHorizontalFlip, RandomResizedCrop, ToTensor
 
 from fastload import FastLoader, _core, loader_state
 from fastload.device.decode import files as decode
@@ -52,6 +53,7 @@ def files() -> list[bytes]:
 
 
 FILES = files()
+SMALL = jpeg(1, 20, 20)
 PROGRESSIVE = next(number for number, kind in enumerate(KINDS) if kind.get("progressive"))
 
 
@@ -677,6 +679,29 @@ def test_samples_are_made_in_python_in_their_batchs_turn(kernels, monkeypatch, t
     turns = [(at, place["failed", number - 1]) for (kind, number), at in place.items() if kind == "python" and number]
     assert len(turns) > 4
     assert all(before < at for at, before in turns)
+
+
+@pytest.mark.parametrize("mode", ["skip", "replace"])
+@pytest.mark.parametrize("randomness", ["worker", "sample"])
+@pytest.mark.parametrize("num_workers", [1, 2])
+def test_samples_that_raise_leave_the_rest_of_their_batch_to_the_gpu(
+    kernels, monkeypatch, tmp_path, mode, randomness, num_workers
+):
+    dataset, device = folder_of(tmp_path, 6), simulated.install_native(monkeypatch)
+    dataset.transform = Compose([RandomHorizontalFlip(), RandomCrop(SIDE), ToTensor()])
+    for number, (path, _) in enumerate(dataset.samples):
+        data = Path(path).read_bytes()
+        if number % 5 == 2:  # cut, none, or so small that it is refused once it has drawn
+            Path(path).write_bytes([data[: len(data) // 2], b"none", SMALL][number % 3])
+    options = {"batch_size": 3, "randomness": randomness, "num_workers": num_workers}
+    options |= {"on_error": mode, "max_errors": 1.0}
+    want = loaded_late(monkeypatch, device, dataset, None, **options)
+    decoder = LateDecoder(kernels, lambda batch: [0] if batch % 2 else [])
+    issue_slowly(monkeypatch)
+    made = loaded_late(monkeypatch, device, dataset, decoder, **options)
+    assert len(made) == len(want)
+    assert all(map(torch.equal, made, want))
+    assert decoder.failures > 3
 
 
 def test_a_batch_with_a_sample_that_cannot_be_located_is_not_issued(kernels, monkeypatch, tmp_path):

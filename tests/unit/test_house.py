@@ -80,6 +80,8 @@ OWN = {
     "jpeg_index": None,
     "decode": "auto",
     "deferred": True,
+    "on_error": "raise",
+    "max_errors": 0.01,
 }
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from concurrent.futures import Future
 from typing import TYPE_CHECKING, Any, Final
 
@@ -91,17 +92,24 @@ def images_in(dataset: Any) -> int:
 
 
 def taken(answer: Future[Sequence[Any]], count: int, images: int = 1) -> Iterator[tuple[Any, Any]]:
-    """Yield the samples of an :func:`ask`, with so many images.
+    """Iterate over the samples of an :func:`ask`, with so many images.
 
-    Blocks; raises what the answer says of a sample.
+    Blocks; raises what the answer says of a sample, behind which the next one follows.
     """
+    return itertools.chain.from_iterable(map(_taken, [answer], [count], [images]))
+
+
+def _taken(answer: Future[Sequence[Any]], count: int, images: int) -> Iterator[tuple[Any, Any]]:
     entries = answer.result()
     if len(entries) != count:
         raise ValueError(f"encoded_many() must return an entry for each of {count} indices, got {len(entries)}")
-    for entry in entries:
-        if isinstance(entry, BaseException):
-            raise entry
-        yield taken_of(entry, images)
+    return map(_entry_of, entries, itertools.repeat(images))
+
+
+def _entry_of(entry: Any, images: int) -> tuple[Any, Any]:
+    if isinstance(entry, BaseException):
+        raise entry
+    return taken_of(entry, images)
 
 
 def taken_of(entry: Any, images: int) -> tuple[Any, Any]:

@@ -195,7 +195,7 @@ def test_steps_on_a_kept_file_that_the_kernels_do_not_run_are_left_to_threads(ke
 
 @pytest.mark.parametrize("most", [0, None])
 def test_a_kept_file_that_is_exchanged_while_its_draws_are_waited_for(kernels, paths, tmp_path, most):
-    """It was as it is kept; one that has to be opened after all is not taken."""
+    """One that has to be opened after all is not taken."""
     pool = _core.Pool(1)
     visits = Visits(kernels, pool, paths)
     visits.visit(1)

@@ -49,6 +49,7 @@ COUNT = 41
 BAD = frozenset({0, 5, 11, 12, 13, 14, 15, 16, 30, 40})
 ALL = 10**6
 MODES = ("skip", "replace")
+SOME_WORKERS = [0, 2, *(pytest.param(count, marks=pytest.mark.slow) for count in (1, 4))]
 
 
 class Faulty(Drawing):
@@ -163,7 +164,7 @@ def assert_as_by_hand(dataset: Any, mode: str, make_options: Any, bad: Any = BAD
 
 
 @pytest.mark.parametrize("mode", MODES)
-@pytest.mark.parametrize("num_workers", [0, 1, 2, 4])
+@pytest.mark.parametrize("num_workers", SOME_WORKERS)
 def test_batches_and_draws_are_as_by_hand(mode, num_workers):
     def one(batch_size, engine, kind):
         options = {"batch_size": batch_size, "shuffle": True, "num_workers": num_workers}
@@ -262,7 +263,7 @@ def resizing() -> Any:
 
 
 @pytest.mark.parametrize("mode", MODES)
-@pytest.mark.parametrize("num_workers", [0, 1, 2, 4])
+@pytest.mark.parametrize("num_workers", SOME_WORKERS)
 def test_native_batches_and_draws_are_as_by_hand(tmp_path, mode, num_workers):
     def one(batch_size):
         dataset = folder_of(tmp_path / str(batch_size), drawing())
@@ -273,7 +274,7 @@ def test_native_batches_and_draws_are_as_by_hand(tmp_path, mode, num_workers):
 
 
 @pytest.mark.parametrize("mode", MODES)
-@pytest.mark.parametrize("num_workers", [0, 2])
+@pytest.mark.parametrize("num_workers", [2, pytest.param(0, marks=pytest.mark.slow)])
 def test_native_samples_in_other_places_are_as_by_hand(tmp_path, mode, num_workers):
     dataset = folder_of(tmp_path / "files", drawing())
     still = ImageFolder(tmp_path / "files", resizing())
@@ -821,7 +822,7 @@ class Pairs(Dataset):
 
 
 @pytest.mark.parametrize("mode", MODES)
-@pytest.mark.parametrize("num_workers", [0, 2])
+@pytest.mark.parametrize("num_workers", [2, pytest.param(0, marks=pytest.mark.slow)])
 def test_samples_of_several_files_are_as_by_hand(tmp_path, mode, num_workers):
     dataset = Pairs(folder_of(tmp_path / "files", drawing()))
     bad = {at for at in range(len(dataset)) if {at, at + 1} & BAD}
@@ -834,7 +835,7 @@ def test_samples_of_several_files_are_as_by_hand(tmp_path, mode, num_workers):
 
 
 @pytest.mark.parametrize("mode", MODES)
-@pytest.mark.parametrize("num_workers", [0, 2])
+@pytest.mark.parametrize("num_workers", [2, pytest.param(0, marks=pytest.mark.slow)])
 def test_errors_behind_draws_are_as_by_hand_at_either_end_of_a_batch(tmp_path, mode, num_workers):
     (tmp_path / "class").mkdir()
     small = {0, 3, 4, 5, 9, 10, 11, 14}
@@ -873,7 +874,7 @@ def test_the_rest_of_an_epoch_is_dealt_to_other_ranks(mode):
 
 
 @pytest.mark.parametrize("mode", MODES)
-@pytest.mark.parametrize("num_workers", [0, 2])
+@pytest.mark.parametrize("num_workers", [2, pytest.param(0, marks=pytest.mark.slow)])
 def test_images_of_hugging_face_are_as_by_hand(tmp_path, mode, num_workers):
     datasets = pytest.importorskip("datasets")
     files = [path for path, _ in folder_of(tmp_path, None).samples]

@@ -308,10 +308,12 @@ class DecodePipeline:
             if batch.remaining is not None and not batch.sources and batch.error is None:
                 self._end(batch, LeftOut)
                 return
-            batch.issued, batch.pixels = None, self.recipe.pipeline.room(len(batch.sources), self._allocate)
+            batch.issued = batch.after = None  # of an earlier start
+            batch.pixels = self.recipe.pipeline.room(len(batch.sources), self._allocate)
             batch.host = self._host_images and self._host_images(len(batch.sources))
             on_host = batch.remaining is not None and batch.remaining.on_host
-            batch.staged = None if on_host else self._files(batch)
+            decides = self._choice if not on_host else None
+            batch.staged = decides and decides.files(batch.pixels, self.recipe.pipeline.by_view)
             options = submitted(batch.submitted, self._views, self._directory) | self.recipe.options
             options |= batch.outputs() | {"max_pixels": self._process.max_pixels}
             if self.recipe.pipeline.draws:
@@ -319,9 +321,6 @@ class DecodePipeline:
             batch.job = self.pool.submit(plan=self.recipe.plan, number=batch.number, **options)
         except BaseException as error:  # noqa: BLE001 - the consumer raises it
             self._end(batch, None, error)
-
-    def _files(self, batch: Batch) -> Any:
-        return self._choice and self._choice.files(batch.pixels, self.recipe.pipeline.by_view)
 
     def _locate(self, batch: Batch) -> None:
         seed_of = self._seed if self._by_index else None

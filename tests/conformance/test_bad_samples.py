@@ -35,13 +35,12 @@ from torch.utils.data import (
 )
 from torchvision.datasets import ImageFolder
 
-from fastload import FastLoader
+from fastload import FallbackWarning, FastLoader
 from fastload.bad_samples import FOLLOWING, NOTHING_WORKS, TooManyBadSamplesError
 from fastload.sources import EncodedImage, ObjectStoreImageFolder, TarImageFolder
 from fastload.state.checks import checksum_of
 
 pytestmark = [
-    pytest.mark.filterwarnings("error::fastload.check.results.FallbackWarning"),
     pytest.mark.filterwarnings("ignore:This DataLoader will create"),
     pytest.mark.filterwarnings("ignore:on_error='skip' may give"),
 ]
@@ -49,6 +48,7 @@ COUNT = 41
 BAD = frozenset({0, 5, 11, 12, 13, 14, 15, 16, 30, 40})
 ALL = 10**6
 MODES = ("skip", "replace")
+SOME_WORKERS = [0, 2, *(pytest.param(count, marks=pytest.mark.slow) for count in (1, 4))]
 
 
 class Faulty(Drawing):
@@ -157,13 +157,16 @@ def ours(dataset: Any, mode: str, **options: Any) -> Any:
 def assert_as_by_hand(dataset: Any, mode: str, make_options: Any, bad: Any = BAD, **own: Any) -> None:
     expected = epochs_of(by_hand(dataset, mode, **make_options()))
     loader = ours(dataset, mode, **make_options(), **own)
-    assert epochs_of(loader) == expected
+    with warnings.catch_warnings(record=True) as warned:
+        warnings.simplefilter("always", FallbackWarning)
+        assert epochs_of(loader) == expected
+    assert [str(one.message) for one in warned if issubclass(one.category, FallbackWarning)] == []
     assert set(listed(loader)) == set(bad)
     assert len(listed(loader)) == len(bad)
 
 
 @pytest.mark.parametrize("mode", MODES)
-@pytest.mark.parametrize("num_workers", [0, 1, 2, 4])
+@pytest.mark.parametrize("num_workers", SOME_WORKERS)
 def test_batches_and_draws_are_as_by_hand(mode, num_workers):
     def one(batch_size, engine, kind):
         options = {"batch_size": batch_size, "shuffle": True, "num_workers": num_workers}
@@ -242,7 +245,7 @@ def test_persistent_workers_and_several_iterators(mode):
 
 
 def folder_of(root: Any, transform: Any) -> ImageFolder:
-    """A folder with files that are cut, empty or none, and ones that only transforms refuse."""
+    """A folder with files that are cut, empty, none, or refused by transforms."""
     (root / "class").mkdir(parents=True)
     for number in range(COUNT):
         data = jpeg(number, 60 + 3 * (number % 7), 110 - 4 * (number % 5), progressive=number % 4 == 0)
@@ -262,7 +265,7 @@ def resizing() -> Any:
 
 
 @pytest.mark.parametrize("mode", MODES)
-@pytest.mark.parametrize("num_workers", [0, 1, 2, 4])
+@pytest.mark.parametrize("num_workers", SOME_WORKERS)
 def test_native_batches_and_draws_are_as_by_hand(tmp_path, mode, num_workers):
     def one(batch_size):
         dataset = folder_of(tmp_path / str(batch_size), drawing())
@@ -273,7 +276,7 @@ def test_native_batches_and_draws_are_as_by_hand(tmp_path, mode, num_workers):
 
 
 @pytest.mark.parametrize("mode", MODES)
-@pytest.mark.parametrize("num_workers", [0, 2])
+@pytest.mark.parametrize("num_workers", [2, pytest.param(0, marks=pytest.mark.slow)])
 def test_native_samples_in_other_places_are_as_by_hand(tmp_path, mode, num_workers):
     dataset = folder_of(tmp_path / "files", drawing())
     still = ImageFolder(tmp_path / "files", resizing())
@@ -759,7 +762,7 @@ class Views:
 
 
 class Many(Dataset):
-    """Is asked for the encoded images of a batch at once, and says which it cannot give."""
+    """Is asked for a batch at once, and says what it cannot give."""
 
     def __init__(self, folder: ImageFolder, together: bool) -> None:
         self.folder, self.transform, self.together = folder, folder.transform, together
@@ -803,7 +806,7 @@ def test_views_and_batches_of_requests_are_as_by_hand(tmp_path, mode, num_worker
 
 
 class Pairs(Dataset):
-    """Has two files for each sample, of which the second may be damaged when the first has drawn."""
+    """Has two files for each sample, of which the second may be damaged."""
 
     images_per_sample = 2
 
@@ -821,7 +824,7 @@ class Pairs(Dataset):
 
 
 @pytest.mark.parametrize("mode", MODES)
-@pytest.mark.parametrize("num_workers", [0, 2])
+@pytest.mark.parametrize("num_workers", [2, pytest.param(0, marks=pytest.mark.slow)])
 def test_samples_of_several_files_are_as_by_hand(tmp_path, mode, num_workers):
     dataset = Pairs(folder_of(tmp_path / "files", drawing()))
     bad = {at for at in range(len(dataset)) if {at, at + 1} & BAD}
@@ -834,7 +837,7 @@ def test_samples_of_several_files_are_as_by_hand(tmp_path, mode, num_workers):
 
 
 @pytest.mark.parametrize("mode", MODES)
-@pytest.mark.parametrize("num_workers", [0, 2])
+@pytest.mark.parametrize("num_workers", [2, pytest.param(0, marks=pytest.mark.slow)])
 def test_errors_behind_draws_are_as_by_hand_at_either_end_of_a_batch(tmp_path, mode, num_workers):
     (tmp_path / "class").mkdir()
     small = {0, 3, 4, 5, 9, 10, 11, 14}
@@ -873,7 +876,7 @@ def test_the_rest_of_an_epoch_is_dealt_to_other_ranks(mode):
 
 
 @pytest.mark.parametrize("mode", MODES)
-@pytest.mark.parametrize("num_workers", [0, 2])
+@pytest.mark.parametrize("num_workers", [2, pytest.param(0, marks=pytest.mark.slow)])
 def test_images_of_hugging_face_are_as_by_hand(tmp_path, mode, num_workers):
     datasets = pytest.importorskip("datasets")
     files = [path for path, _ in folder_of(tmp_path, None).samples]

@@ -1,4 +1,4 @@
-"""Samples that raise are left out or replaced where a GPU decodes, with the bits of the threads."""
+"""Samples that raise are left out or replaced where a GPU decodes."""
 
 from __future__ import annotations
 

@@ -115,7 +115,7 @@ class FastLoader(LoaderConfig[T_co]):
         device_cache_bytes: Most bytes of a GPU's memory for JPEG files, which stay there, still encoded, after the GPU
             has decoded them once. Later epochs then neither read nor copy them; a file that has changed since (its
             size, times or inode) is read again. ``"auto"``: half of what is free. All loaders of the process share
-            what one of them allows. Memory that others need is given back. 0: none.
+            what one of them allows. Memory is given back once less than a sixteenth of the device's is free. 0: none.
         on_error: What becomes of a sample that raises while it is read or decoded. ``"raise"``: the error is raised, as
             in torch. ``"skip"``: the sample is left out of its batch, and a batch without samples is left out.
             ``"replace"``: the next index of the sampler's whose sample works takes its place, so batches keep their

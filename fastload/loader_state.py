@@ -177,10 +177,11 @@ class LoaderState:
         from fastload.device.decode.kept import files_on
         from fastload.device.decode.policy import DecodePolicy
 
-        if loader.device_cache_bytes and decoder.kept is None:
-            decoder.kept = files_on(route.device, loader.device_cache_bytes)
+        kept = None
+        if loader.device_cache_bytes:
+            kept = decoder.kept = decoder.kept or files_on(route.device, loader.device_cache_bytes)
         policy = None if loader.decode == "gpu" else self.decode_policies.setdefault(route.device, DecodePolicy())
-        return DecodeChoice(decoder, policy, totals=totals)
+        return DecodeChoice(decoder, policy, totals=totals, kept=kept)
 
     def decoder(self, decode: Decode, device: torch.device, reason: str | None) -> Decoder | None:
         """Return what decodes on the device, or None if the threads decode.

@@ -69,7 +69,10 @@ def fixed(text: str) -> list[str]:
 
 
 def agree(text: str, said: str) -> bool:
-    """Whether an output is what a page says; on a busy machine too little may have been measured for a verdict."""
+    """Whether an output is what a page says.
+
+    On a busy machine too little may have been measured for a verdict.
+    """
     lines, others = fixed(text), fixed(said)
     if UNDECIDED in lines:
         others = [re.sub(r"^\S+-bound:$", UNDECIDED, line) for line in others]

@@ -6,6 +6,10 @@
 
 #include <fcntl.h>
 #include <unistd.h>
+#if defined(__linux__)
+#include <linux/magic.h>
+#include <sys/vfs.h>
+#endif
 
 namespace fastload {
 namespace {
@@ -15,6 +19,29 @@ FileVersion version_of(const struct stat& about) {
   return {about.st_dev, about.st_ino, about.st_size, about.st_mtimespec, about.st_ctimespec};
 #else
   return {about.st_dev, about.st_ino, about.st_size, about.st_mtim, about.st_ctim};
+#endif
+}
+
+// See ByteSource::tells_changes(); of an open file.
+bool tells_changes_of([[maybe_unused]] int descriptor, [[maybe_unused]] dev_t device) {
+#if defined(__linux__)
+  static thread_local struct {
+    bool known = false, tells = false;
+    dev_t device = 0;
+  } last;
+  struct statfs about;
+  if (last.known && last.device == device) return last.tells;
+  if (::fstatfs(descriptor, &about) != 0) return false;
+  constexpr std::uint64_t kXfs = 0x58465342, kZfs = 0x2FC12FC1, kBcachefs = 0xCA451A4E;
+  const auto type = static_cast<std::uint32_t>(about.f_type);
+  const bool tells = type == EXT4_SUPER_MAGIC || type == kXfs || type == BTRFS_SUPER_MAGIC || type == TMPFS_MAGIC ||
+                     type == F2FS_SUPER_MAGIC || type == OVERLAYFS_SUPER_MAGIC || type == kZfs || type == kBcachefs;
+  last.known = true;
+  last.tells = tells;
+  last.device = device;
+  return tells;
+#else
+  return false;
 #endif
 }
 
@@ -46,6 +73,7 @@ ByteSource& ByteSource::operator=(ByteSource&& other) noexcept {
   chunk_at_ = other.chunk_at_;
   known_ = other.known_;
   opened_at_ = other.opened_at_;
+  tells_changes_ = other.tells_changes_;
   version_ = other.version_;
   stop_ = other.stop_;
   failure_ = other.failure_;
@@ -106,6 +134,7 @@ Status ByteSource::examine() {
   version_ = found;
   known_ = true;
   opened_at_ = ::time(nullptr);
+  tells_changes_ = tells_changes_of(descriptor_, about.st_dev);
   size_ = static_cast<std::size_t>(about.st_size);
   return Status::ok;
 }

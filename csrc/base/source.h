@@ -27,7 +27,7 @@ struct FileVersion {
   ino_t inode = 0;
   off_t size = 0;
   timespec modified{};
-  timespec changed{};  // of its data or anything else about it; a program cannot set it
+  timespec changed{};  // of its data or anything else about it; programs cannot choose it, as they can the other
 
   // Whether the data are the same; a file may have been renamed, say.
   bool has_data_of(const FileVersion& other) const;
@@ -79,6 +79,9 @@ class ByteSource {
   // The file that was opened last, and when, in seconds since 1970; null if there is none.
   const FileVersion* version() const { return known_ ? &version_ : nullptr; }
   time_t opened_at() const { return opened_at_; }
+  // Whether its file system is one that is known to change the version with each write(), at once and for all to see: a
+  // local one. None does for a write through a mapping.
+  bool tells_changes() const { return known_ && tells_changes_; }
   // Whether at() can give bytes without open().
   bool is_open() const { return data_ != nullptr || descriptor_ >= 0; }
   // Memory that holds a whole file; 0 if the bytes are borrowed or read in chunks.
@@ -109,6 +112,7 @@ class ByteSource {
   std::size_t chunk_at_ = 0;  // file offset of the buffer's bytes
   bool known_ = false;        // `version_` is valid
   time_t opened_at_ = 0;
+  bool tells_changes_ = false;
   FileVersion version_{};
   const std::atomic<bool>* stop_ = nullptr;
   Status failure_ = Status::ok;

@@ -25,7 +25,8 @@ std::uint64_t KeptFiles::mixed(const Place& place) {
 
 bool KeptFiles::wants_file(const ByteSource& source) const {
   const FileVersion* const version = source.version();
-  return wants && version != nullptr && source.opened_at() - version->changed.tv_sec > settle_seconds_;
+  return wants && version != nullptr && source.tells_changes() &&
+         source.opened_at() - version->changed.tv_sec > settle_seconds_;
 }
 
 KeptFiles::Known KeptFiles::find(const FileVersion& version) {
@@ -58,12 +59,14 @@ void KeptFiles::keep(KeptFile&& file) {
   Known kept = std::make_shared<const KeptFile>(std::move(file));
   Shard& shard = shard_of(place);
   const std::lock_guard<std::mutex> lock(shard.mutex);
+  if (kept->memory->forgotten) return;
   Known& known = shard.files[place];
   if (known == nullptr) files_.fetch_add(1, std::memory_order_relaxed);
   known.swap(kept);
 }
 
 void KeptFiles::forget(const KeptMemory& memory) {
+  memory.state_->forgotten = true;
   for (Shard& shard : shards_) {
     const std::lock_guard<std::mutex> lock(shard.mutex);
     for (auto at = shard.files.begin(); at != shard.files.end();) {

@@ -26,12 +26,17 @@ class KeptMemory {
   explicit KeptMemory(std::uint64_t address) : address(address) {}
   const std::uint64_t address;
   // How many files in it are known, or decoded just now.
-  std::size_t users() const { return static_cast<std::size_t>(files_.use_count()) - 1; }
+  std::size_t users() const { return static_cast<std::size_t>(state_.use_count()) - 1; }
   void place(struct KeptFile& file, std::uint64_t at) const;
   bool holds(const struct KeptFile& file) const;
 
  private:
-  const std::shared_ptr<const char> files_ = std::make_shared<const char>('\0');
+  friend class KeptFiles;
+  friend struct KeptFile;
+  struct State {
+    std::atomic<bool> forgotten{false};  // then no file of it gets known any more
+  };
+  const std::shared_ptr<State> state_ = std::make_shared<State>();
 };
 
 struct KeptFile {
@@ -47,17 +52,17 @@ struct KeptFile {
   JpegHeader header;
   Scan scan;  // without its tables
   std::shared_ptr<const Tables> tables;
-  std::shared_ptr<const char> memory;
+  std::shared_ptr<KeptMemory::State> memory;
   std::uint64_t address = 0;  // of the data, in the device's memory; a multiple of 16
   unsigned data_bytes = 0;    // without stuffing and restart markers; zeros follow
   unsigned points = 0;        // bytes from the data to the points: those of the whole scan, as kernels find them
 };
 
 inline void KeptMemory::place(KeptFile& file, std::uint64_t at) const {
-  file.memory = files_;
+  file.memory = state_;
   file.address = at;
 }
-inline bool KeptMemory::holds(const KeptFile& file) const { return file.memory == files_; }
+inline bool KeptMemory::holds(const KeptFile& file) const { return file.memory == state_; }
 
 // The table of such files. Thread-safe.
 class KeptFiles {
@@ -75,7 +80,8 @@ class KeptFiles {
   Known find(const FileVersion& version);
   // Keeps another version of the file no longer. Throws std::bad_alloc; nothing has changed then.
   void keep(KeptFile&& file);
-  // Forgets the files in that memory.
+  bool empty() const { return files_.load(std::memory_order_relaxed) == 0; }
+  // Forgets the files in that memory, also those that batches are to keep there.
   void forget(const KeptMemory& memory);
 
   // Whether files that are not kept are to be staged as a whole, so that they can be. Anyone may set it.

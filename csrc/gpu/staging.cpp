@@ -119,7 +119,7 @@ Staging::Staging(std::uint8_t* memory, std::size_t size, std::size_t count, std:
   }
   if (views == 0 || count % views != 0) throw std::invalid_argument("each sample must have all views");
   if (views > 1) files_.resize(count / views);
-  if (new_file == NewFile::find) sought_.resize(count);
+  if (new_file == NewFile::find || kept_ != nullptr) sought_.resize(count);
   if (kept_ != nullptr) {
     known_.resize(count);
     to_keep_.resize(count);
@@ -128,7 +128,8 @@ Staging::Staging(std::uint8_t* memory, std::size_t size, std::size_t count, std:
 
 KeptFiles::Known Staging::kept(const Input& input) const {
   FileVersion version;
-  if (kept_ == nullptr || input.data != nullptr || input.key || !version_of(input.path.c_str(), version))
+  if (kept_ == nullptr || kept_->empty() || input.data != nullptr || input.key ||
+      !version_of(input.path.c_str(), version))
     return nullptr;
   return kept_->find(version);
 }
@@ -142,7 +143,7 @@ bool Staging::add_kept(std::size_t number, const KeptFiles::Known& file, const G
     return stager.prepare_kept(*file, crop, job, staged);
   };
   if (number / views_ >= most_samples_ || !fastload::stage(file->header, geometry, options, stager, staged, prepare) ||
-      !take(stager, true, work_bytes_of(staged), staged, at)) {
+      !take(stager, true, work_bytes_of(staged), false, staged, at)) {
     return false;
   }
   ByteSource none;
@@ -220,7 +221,7 @@ bool Staging::stage(std::size_t number, ByteSource& source, const JpegHeader& he
   static thread_local ImageStager stager;
   StagedImage staged;
   const bool keeps =
-      kept_ != nullptr && new_file_ == NewFile::find && data != StagedData::shared && kept_->wants_file(source);
+      kept_ != nullptr && new_file_ != NewFile::refuse && data != StagedData::shared && kept_->wants_file(source);
   const NewFile new_file = keeps ? NewFile::keep : new_file_;
   if (!stage_sample(source, header, geometry, options, stager, data, new_file, staged)) {
     const std::lock_guard<std::mutex> lock(mutex_);
@@ -231,7 +232,7 @@ bool Staging::stage(std::size_t number, ByteSource& source, const JpegHeader& he
   // The data are at most what write() may write.
   const std::size_t work = has_data ? work_bytes_of(staged) + search_bytes_of(staged, stager.bytes()) : 0;
   std::size_t at = 0;
-  if (!take(stager, has_data, work + (keeps ? sizeof(StagedKeep) : 0), staged, at)) return false;
+  if (!take(stager, has_data, work + (keeps ? sizeof(StagedKeep) : 0), true, staged, at)) return false;
   if (!stager.write(source, memory_ + at, at, staged)) return false;
   if (keeps && staged.interval_count > 0) {
     to_keep_[number] = stager.to_keep(header, staged);
@@ -245,21 +246,23 @@ bool Staging::stage(std::size_t number, ByteSource& source, const JpegHeader& he
   }
   staged.out = out;
   staged.owner = static_cast<int>(owner);
-  if (stager.is_new()) new_files_.fetch_add(1, std::memory_order_relaxed);
+  if (stager.is_new() || staged.interval_count > 0) new_files_.fetch_add(1, std::memory_order_relaxed);
   image(number) = staged;
   places_[number] = Place::staged;
   return true;
 }
 
-bool Staging::take(const ImageStager& stager, bool has_codes, std::size_t kept, StagedImage& image, std::size_t& at) {
+bool Staging::take(const ImageStager& stager, bool has_codes, std::size_t kept, bool counts, StagedImage& image,
+                   std::size_t& at) {
   const StagedCodes& codes = stager.codes();
   const std::size_t needed = stager.bytes();
   const std::lock_guard<std::mutex> lock(mutex_);
   const auto found = has_codes ? std::find(codes_.begin(), codes_.end(), codes) : codes_.begin();
   const bool is_new = has_codes && found == codes_.end();
   if (is_new) kept += sizeof codes;
-  wanted_ += needed + kept;
-  if (needed + kept > size_ - used_ - reserved_) return false;
+  const bool fits = needed + kept <= size_ - used_ - reserved_;
+  if (fits || counts) wanted_ += needed + kept;
+  if (!fits) return false;
   image.code_set = static_cast<int>(found - codes_.begin());
   if (is_new) codes_.push_back(codes);
   at = used_;
@@ -378,42 +381,47 @@ std::vector<Staging::Chunk> Staging::finish(std::size_t most_bytes) {
     std::memcpy(memory_ + used_, codes.data(), sizeof codes);
     used_ += sizeof codes;
   }
-  if (keep_count_ > 0) {  // what they say is known later
-    keeps_at_ = used_;
-    used_ += keep_count_ * sizeof(StagedKeep);
-  }
+  keeps_at_ = used_;  // what they say is known later
+  used_ += keeps_.size() * sizeof(StagedKeep);
   place_searches();
   place_keeps();
   return chunks;
 }
 
+std::vector<std::size_t> Staging::keepable() const {
+  std::vector<std::size_t> numbers;
+  for (std::size_t number = 0; number < to_keep_.size(); ++number) {
+    if (!to_keep_[number] || !has(number)) continue;
+    const FileVersion& version = to_keep_[number]->version;
+    const auto is_same = [&](std::size_t other) { return to_keep_[other]->version == version; };
+    if (std::none_of(numbers.begin(), numbers.end(), is_same)) numbers.push_back(number);
+  }
+  return numbers;
+}
+
 std::size_t Staging::keep_bytes() const {
   std::size_t bytes = 0;
-  for (std::size_t number = 0; number < to_keep_.size(); ++number) {
-    if (is_to_keep(number)) bytes += kept_data_bytes_of(image(number)) + point_bytes_of(image(number));
+  for (const std::size_t number : keepable()) {
+    bytes += kept_data_bytes_of(image(number)) + point_bytes_of(image(number));
   }
   return bytes;
 }
 
 void Staging::keep_in(const KeptMemory& memory, std::uint64_t address) {
-  keep_count_ = 0;
-  for (std::size_t number = 0; number < to_keep_.size(); ++number) {
-    if (!is_to_keep(number)) continue;
+  keeps_ = keepable();
+  for (const std::size_t number : keeps_) {
     const StagedImage& staged = image(number);
     KeptFile& file = *to_keep_[number];
     memory.place(file, address);
     file.data_bytes = staged.data_bytes;
     file.points = static_cast<unsigned>(kept_data_bytes_of(staged));
     address += file.points + point_bytes_of(staged);
-    ++keep_count_;
   }
 }
 
 void Staging::place_keeps() {
-  if (keep_count_ == 0) return;
   auto* to = reinterpret_cast<StagedKeep*>(memory_ + keeps_at_);
-  for (std::size_t number = 0; number < count_; ++number) {
-    if (!is_to_keep(number)) continue;
+  for (const std::size_t number : keeps_) {
     const StagedImage& staged = image(number);
     const KeptFile& file = *to_keep_[number];
     *to++ = {file.address, staged.data, static_cast<unsigned>(file.points / kAlignment), staged.found_points,
@@ -422,9 +430,8 @@ void Staging::place_keeps() {
 }
 
 void Staging::keep(const std::int32_t* bad) {
-  if (keep_count_ == 0) return;
-  for (std::size_t number = 0; number < count_; ++number) {
-    if (is_to_keep(number) && bad[number] == 0) kept_->keep(KeptFile(*to_keep_[number]));
+  for (const std::size_t number : keeps_) {
+    if (bad[number] == 0) kept_->keep(KeptFile(*to_keep_[number]));
   }
 }
 

@@ -76,7 +76,7 @@ class Staging {
   void keep_in(const KeptMemory& memory, std::uint64_t address);
   // Once finished, of what is to be kept: where the StagedKeeps begin, and their number.
   std::size_t keeps_at() const { return keeps_at_; }
-  std::size_t keep_count() const { return keep_count_; }
+  std::size_t keep_count() const { return keeps_.size(); }
   // Once the kernels have run: lets later batches use it, but not images whose `bad` is not 0. Throws std::bad_alloc.
   void keep(const std::int32_t* bad);
   // How many samples are of files that were kept before.
@@ -103,7 +103,7 @@ class Staging {
   // The bytes that all images together would have taken; files that are not staged, maybe as the index does not know
   // them yet, count with their sizes.
   std::size_t wanted() const;
-  // How many of the files that are staged the index did not know.
+  // Of how many of the files that are staged the points are to be found, or the index did not know them.
   std::size_t new_files() const { return new_files_.load(std::memory_order_relaxed); }
 
  private:
@@ -123,9 +123,12 @@ class Staging {
   bool stage(std::size_t number, ByteSource& source, const JpegHeader& header, const Geometry& geometry,
              const SampleOptions& options, std::size_t out, StagedData data, std::size_t owner);
   std::size_t end_of_file(std::size_t begin) const;
-  // Takes memory for what the stager writes, and keeps `kept` bytes free. False if there is none.
-  bool take(const ImageStager& stager, bool has_codes, std::size_t kept, StagedImage& image, std::size_t& at);
-  bool is_to_keep(std::size_t number) const { return !to_keep_.empty() && to_keep_[number].has_value() && has(number); }
+  // Takes memory for what the stager writes, and keeps `kept` bytes free. False if there is none; unless `counts`, it
+  // is not wanted then.
+  bool take(const ImageStager& stager, bool has_codes, std::size_t kept, bool counts, StagedImage& image,
+            std::size_t& at);
+  // The images that can be kept, one of each file.
+  std::vector<std::size_t> keepable() const;
   void place_keeps();
   void place_searches();
 
@@ -147,7 +150,8 @@ class Staging {
   const std::shared_ptr<KeptFiles> kept_;                 // or null; then the next two are empty
   std::vector<KeptFiles::Known> known_;                   // of each image, what it is made of
   std::vector<std::optional<KeptFile>> to_keep_;          // of each image
-  std::size_t keeps_at_ = 0, keep_count_ = 0;
+  std::vector<std::size_t> keeps_;                        // images; those that are kept in fact
+  std::size_t keeps_at_ = 0;
   std::atomic<std::size_t> kept_count_{0};
 };
 

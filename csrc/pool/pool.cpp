@@ -601,6 +601,7 @@ void PoolState::cancel(Job& job) {
   delist(job);
   for (Job::Sample& sample : job.samples_) {
     take_held(sample);
+    sample.kept.reset();
     sample.final = true;
   }
   job.unfinished_ = 0;

@@ -107,7 +107,7 @@ def test_the_second_visit_reads_no_file(kernels, pool, paths):
         assert (second.kept_files, second.keep_bytes, second.new_files) == (KEPT, 0, 0)
         assert second.used < first.used / 2
         assert visits.read < sizes[PROGRESSIVE] + 1000
-    assert visits.files.totals == (KEPT, 2 * KEPT, KEPT + 3)  # the progressive one is never kept
+    assert visits.files.totals == (KEPT, 2 * KEPT, 2)  # the progressive one is never kept
 
 
 @pytest.mark.parametrize("change", ["size", "time", "inode", "mode", "same bytes"])
@@ -149,7 +149,7 @@ def test_nothing_is_kept_unless_it_is_wanted(kernels, pool, paths):
     visits.files.wants = True
     staging = visits.visit(3)  # the index knows these files, and they are staged as a whole all the same
     assert staging.keep_bytes > 0
-    assert staging.new_files == 0
+    assert staging.new_files == KEPT
     assert staging.used > used
     assert visits.visit(4).kept_files == KEPT
 
@@ -333,6 +333,10 @@ def test_memory_that_cannot_be_had_after_all_is_not_asked_for_again(parts):
     assert placed(files, 10) is None
     assert not files.files.wants
     assert not files.give_back()
+    files.now[0] += 19
+    assert placed(files, 10) is None, "the pause after a second failure is twice as long"
+    files.now[0] += 2
+    assert placed(files, 10) is not None
 
 
 def test_memory_goes_with_the_last_who_has_it(parts):
@@ -365,9 +369,64 @@ def test_memory_stays_while_a_batch_needs_it(kernels, pool, paths):
     assert files.give_back()
     assert files.files.totals[0] == 0
     assert memory.freed == []
+    assert files.give_back(), "there will be less"
     visits.staging = None
-    assert not files.give_back(), "there was none left to give back"
+    files.now[0] += 1
+    files.look()
     assert memory.freed == [1 << 20]
+    assert not files.give_back(), "there was none left to give back"
+
+
+def test_files_of_memory_that_was_forgotten_meanwhile_are_not_known(kernels, pool, paths):
+    visits = Visits(kernels, pool, paths)
+    forget, place = visits.files.forget, visits.place
+
+    def place_and_forget(staging):
+        place(staging)
+        forget(visits.memory)
+
+    visits.place = place_and_forget
+    assert visits.visit(1).keeps[1] == KEPT
+    assert visits.files.totals[0] == 0
+    visits.staging = None
+    assert visits.memory.users == 0
+
+
+def test_a_file_that_is_several_times_in_a_batch_is_kept_once(kernels, pool, paths):
+    visits = Visits(kernels, pool, paths)
+    assert visits.visit(1, views=3).keeps[1] == KEPT
+    needed = visits.used
+    visits.files.forget(visits.memory)
+    visits.memory = _core.KeptMemory(visits.device.data_ptr())
+    visits.visit(1)
+    assert visits.used == 2 * needed
+
+
+def test_what_a_driver_raises_breaks_no_batch(parts):
+    memory = HostMemory(16000)
+    files = on(memory, 4000)
+    assert placed(files, 1000) is not None
+
+    def fails(*_):
+        raise OSError("no driver")
+
+    memory.free = fails
+    assert files.give_back()
+    assert files.nbytes == 1000, "it is still there"
+    del memory.free
+    files.now[0] += 11
+    files.look()
+    assert memory.freed == [1000]
+    memory.take = fails
+    other = on(memory, 4000)
+    with pytest.warns(RuntimeWarning, match="no files are kept on the GPU: OSError"):
+        placed(other, 1000)
+    other.now[0] += 11
+    assert placed(other, 1000) is None, "without another warning"
+    memory.info = fails
+    other.now[0] += 100
+    other.look()
+    assert not other.files.wants
 
 
 @pytest.fixture
@@ -449,7 +508,8 @@ def test_a_loader_gives_the_same_batches_from_kept_files(loader_of):
     assert read < 4 * progressive + sum(sizes) / 2
     decoder = loader_state.state_of(loader).decoder()
     files, found, missed = decoder.kept.files.totals
-    assert (files, found, missed) == (KEPT, 4 * KEPT, KEPT + 5)
+    assert (files, found) == (KEPT, 4 * KEPT)
+    assert 4 <= missed <= KEPT + 5
     assert decoder.nbytes >= 1 << 20
     assert loader.stats().gpu_images == 5 * (KEPT + 1)
 
@@ -476,6 +536,19 @@ def test_a_loader_whose_memory_others_need_goes_on(loader_of, monkeypatch):
     assert decoder.kept.files.totals[0] == 0
     gc.collect()
     decoder.kept.place(Wanting(0))
+    assert loader_of.memory.taken == {}
+
+
+def test_memory_is_given_back_while_threads_decode(loader_of, monkeypatch):
+    monkeypatch.setattr(kept, "_LOOK_S", 0.0)
+    loader = loader_of(1 << 20)
+    epochs(loader, 2)
+    assert loader_of.memory.taken
+    monkeypatch.setattr(DecodePolicy, "choose", lambda self: ("threads", False))
+    loader_of.memory.others = loader_of.memory.total
+    epochs(loader, 1)
+    gc.collect()
+    epochs(loader, 1)
     assert loader_of.memory.taken == {}
 
 

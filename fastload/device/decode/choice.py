@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     import torch
 
     from fastload.device.decode.files import Decoder, StagedFiles
+    from fastload.device.decode.kept import FilesOnDevice
     from fastload.device.decode.policy import DecodePolicy, Side
 
 
@@ -35,6 +36,7 @@ class DecodeChoice:
         policy: Decides if it is free to; what it learns stays with it. ``None`` if all go to the GPU.
         totals: Returns the device clock's totals; ``None`` without a clock.
         clock: Returns the time in seconds.
+        kept: The files that stay on the device, if any do.
 
     Attributes:
         on_change: Called when other work is to follow for the threads: the policy has changed sides, or asks them in
@@ -50,10 +52,12 @@ class DecodeChoice:
         *,
         totals: Callable[[], Mapping[str, float]] | None = None,
         clock: Callable[[], float] = time.monotonic,
+        kept: FilesOnDevice | None = None,
     ) -> None:
         self._decoder = decoder
         self._policy = policy
         self._totals = totals
+        self._kept = kept
         self.on_change: Callable[[], None] | None = None
         self.threads_max = 0
         self.has_room: Callable[[], bool] = lambda: True
@@ -74,6 +78,12 @@ class DecodeChoice:
             pixels: The batch's on the host.
             by_view: Returns each view's part of such pixels.
         """
+        files = self._files(pixels, by_view)
+        if files is None and self._kept is not None:
+            self._kept.look()  # it may have to give memory back
+        return files
+
+    def _files(self, pixels: torch.Tensor, by_view: Callable[[torch.Tensor], list[torch.Tensor]]) -> StagedFiles | None:
         if self._decoder.gave_up is not None:
             if self._policy is not None:
                 self._policy.give_up(self._decoder.gave_up)

@@ -23,6 +23,7 @@ import torch
 from fastload import _core
 from fastload._machine import usable_memory_bytes
 from fastload.device import nvrtc
+from fastload.device.decode.kept import give_back_on
 from fastload.memory.buffers import BufferPool
 from fastload.nvtx.stages import stage
 
@@ -293,7 +294,12 @@ class Decoder:
     def pixels(self, like: torch.Tensor) -> torch.Tensor:
         """Allocate device memory for pixels, of which the batch itself may consist."""
         self._pixel_bytes = max(self._pixel_bytes, like.nbytes)
-        return torch.empty_like(like, device=self.device)
+        try:
+            return torch.empty_like(like, device=self.device)
+        except torch.OutOfMemoryError:
+            if not give_back_on(self.device):
+                raise
+            return torch.empty_like(like, device=self.device)
 
     def pinned(self, nbytes: int) -> torch.Tensor:
         """Return pinned memory, ``(nbytes,)`` uint8; see :class:`BufferPool`."""
@@ -386,7 +392,7 @@ class DecodeRun:
                         self.points.copy_(files[used : used + point_bytes], non_blocking=True)
             except torch.OutOfMemoryError:
                 has_failed = True
-                if self._decoder.kept is None or not self._decoder.kept.give_back():
+                if not give_back_on(self._decoder.device):
                     gave_up = "the GPU had no memory left to decode in"
         if gave_up is not None:
             self._decoder.give_up(gave_up)
@@ -545,11 +551,11 @@ class StagedFiles:
         staged = self.staging.has()
         if self._layout is None:
             self._decoder.learn(self._samples, self.staging.wanted)
+            if self._decoder.kept is not None:
+                self._decoder.kept.place(self.staging)
         if not any(staged):
             return self._pixels.to(device, non_blocking=non_blocking)
         if self._layout is None:
-            if self._decoder.kept is not None:
-                self._decoder.kept.place(self.staging)
             self._layout = StagedLayout.of(self.staging)
         with self._decoder.turn:
             return self._launch(self._layout, timing)

@@ -6,9 +6,12 @@ reads nothing. The memory is taken in parts, and given back a part at a time, th
 
 from __future__ import annotations
 
+import contextlib
 import importlib
+import os
 import threading
 import time
+import warnings
 import weakref
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final, Protocol
@@ -16,9 +19,11 @@ from typing import TYPE_CHECKING, Any, Final, Protocol
 import torch
 
 from fastload import _core
+from fastload.stats.pace import Hold
+from fastload.torch_workers.signals import Finalizer
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
 
     from fastload.options import DeviceCacheBytes
 
@@ -31,6 +36,8 @@ SHARE: Final = 0.5
 SPARE: Final = 1 / 16
 """Share of the device's memory that stays free; below it, files are given up."""
 
+_HOLD_MIN_S: Final = 10  # between a failure and the next try, at first
+_HOLD_MAX_S: Final = 3600
 _LOOK_S: Final = 0.1  # between two looks at the free memory, each of which asks the driver
 
 
@@ -86,6 +93,8 @@ class _Part:
 class FilesOnDevice:
     """The files in one device's memory. Thread-safe.
 
+    Nothing of it raises; what fails is tried again later.
+
     Args:
         memory: The device's.
         settle_s: Seconds since its last change after which a file is kept.
@@ -101,37 +110,36 @@ class FilesOnDevice:
         self._clock = clock
         self._lock = threading.Lock()
         self._parts: list[_Part] = []
-        self._leaving: list[_Part] = []  # which batches still use
+        self._leaving: list[_Part] = []  # which batches may still use
         self._most: DeviceCacheBytes = 0
         self._looked_at = -_LOOK_S
-        self._has_failed = False
+        self._hold = Hold(_HOLD_MIN_S, _HOLD_MAX_S)  # after a failure
         self._lacked = 1  # bytes that there was no room for
-        weakref.finalize(self, _free_all, memory, self._parts, self._leaving).atexit = False
+        Finalizer(self, _free_all, memory, os.getpid(), self._parts, self._leaving).atexit = False
 
     def allow(self, most: DeviceCacheBytes) -> None:
         """Let these files take so much; the largest of all limits counts."""
         with self._lock:
             if self._most != "auto":
                 self._most = most if most == "auto" else max(self._most, most)
-            self._look()
+            self._looked_at = -_LOOK_S
+        self.look()
 
     @property
     def nbytes(self) -> int:
         """Bytes of memory that they take."""
-        with self._lock:
-            return self._held
+        return sum(part.nbytes for part in (*self._parts, *self._leaving))
 
     def place(self, staging: _core.Staging) -> None:
         """Take memory for what a batch has to keep, if there is room.
 
         Called before the batch is finished.
         """
-        with self._lock:
-            if self._clock() - self._looked_at >= _LOOK_S:
-                self._look()
-            nbytes = staging.keep_bytes
-            if not nbytes:
-                return
+        self.look()
+        nbytes = staging.keep_bytes
+        if not nbytes:
+            return
+        with self._lock, self._failing_softly():
             part = self._parts[-1] if self._parts else None
             if part is None or part.used + nbytes > part.nbytes:
                 part = self._grow(nbytes)
@@ -139,16 +147,58 @@ class FilesOnDevice:
                 staging.keep_in(part.memory, part.memory.address + part.used)
                 part.used += nbytes
 
-    @property
-    def _held(self) -> int:
-        return sum(part.nbytes for part in (*self._parts, *self._leaving))
+    def look(self) -> None:
+        """Give memory back if others need it; else see whether more may be taken. Rarely does anything."""
+        if self._clock() - self._looked_at < _LOOK_S:
+            return
+        with self._lock, self._failing_softly():
+            self._looked_at = self._clock()
+            free, total = self._memory.info()
+            lacking = int(SPARE * total) - free - sum(part.nbytes for part in self._leaving)
+            while lacking > 0 and self._parts:
+                lacking -= self._parts[0].nbytes
+                self._forget()
+            left = self._parts[-1].nbytes - self._parts[-1].used if self._parts else 0
+            self.files.wants = max(left, self._room()) >= self._lacked
+        self._free_left()
+
+    def give_back(self) -> bool:
+        """Give all memory back, and take no more for a while.
+
+        What batches still use is given back once they do not.
+
+        Returns:
+            Whether there is less than before, or will be.
+        """
+        with self._lock:
+            had_any = bool(self._parts or self._leaving)
+            self._fail()
+            while self._parts:
+                self._forget()
+        self._free_left()
+        return had_any
+
+    @contextlib.contextmanager
+    def _failing_softly(self) -> Iterator[None]:
+        try:
+            yield
+        except Exception as error:  # noqa: BLE001 - driver and bindings each have their own
+            again = bool(self._hold.until)
+            self._fail()
+            if not again:
+                with contextlib.suppress(RuntimeWarning):  # the loader goes on even if warnings are errors
+                    warnings.warn(f"no files are kept on the GPU: {error!r}", RuntimeWarning, stacklevel=4)
+
+    def _fail(self) -> None:
+        self._hold.fail(int(self._clock()), again=bool(self._hold.until))
+        self.files.wants = False
 
     def _room(self) -> int:
         """How many bytes more may be taken."""
-        if self._has_failed or not self._most:
+        if not self._most or not self._hold.allows(int(self._clock())):
             return 0
         free, total = self._memory.info()
-        held = self._held
+        held = self.nbytes
         most = int(SHARE * (free + held)) if self._most == "auto" else self._most
         return max(0, min(most - held, free - 2 * int(SPARE * total)))
 
@@ -158,37 +208,11 @@ class FilesOnDevice:
         if address is None:
             self.files.wants = False
             self._lacked = nbytes
-            self._has_failed = self._has_failed or size >= nbytes
+            if size >= nbytes:
+                self._fail()
             return None
         self._parts.append(_Part(_core.KeptMemory(address), size))
         return self._parts[-1]
-
-    def _look(self) -> None:
-        """Give memory back if others need it; else see whether more may be taken."""
-        self._looked_at = self._clock()
-        self._free_left()
-        free, total = self._memory.info()
-        lacking = int(SPARE * total) - free - sum(part.nbytes for part in self._leaving)
-        while lacking > 0 and self._parts:
-            lacking -= self._parts[0].nbytes
-            self._forget()
-        self._free_left()
-        left = self._parts[-1].nbytes - self._parts[-1].used if self._parts else 0
-        self.files.wants = max(left, self._room()) >= self._lacked
-
-    def give_back(self) -> bool:
-        """Give all memory back, and take no more; return whether there was any.
-
-        What batches still use is given back once they do not.
-        """
-        with self._lock:
-            had_any = bool(self._parts)
-            self._has_failed = True
-            self.files.wants = False
-            while self._parts:
-                self._forget()
-            self._free_left()
-            return had_any
 
     def _forget(self) -> None:
         part = self._parts.pop(0)
@@ -196,14 +220,25 @@ class FilesOnDevice:
         self._leaving.append(part)
 
     def _free_left(self) -> None:
-        for part in [part for part in self._leaving if not part.memory.users]:
-            self._leaving.remove(part)
-            self._memory.free(part.memory.address)
+        """Free what no batch uses any more. Not with the lock held: the driver may wait for kernels."""
+        while part := next((part for part in self._leaving.copy() if not part.memory.users), None):
+            try:
+                self._leaving.remove(part)
+            except ValueError:  # another thread frees it
+                continue
+            try:
+                self._memory.free(part.memory.address)
+            except Exception:  # noqa: BLE001 - as above
+                self._leaving.append(part)
+                return
 
 
-def _free_all(memory: Memory, *parts: list[_Part]) -> None:
+def _free_all(memory: Memory, pid: int, *parts: list[_Part]) -> None:
+    if os.getpid() != pid:  # the parent's, in a forked child
+        return
     for part in (part for some in parts for part in some):
-        memory.free(part.memory.address)
+        with contextlib.suppress(Exception):  # the driver may have gone
+            memory.free(part.memory.address)
 
 
 _all: Final[weakref.WeakValueDictionary[Any, FilesOnDevice]] = weakref.WeakValueDictionary()
@@ -219,3 +254,9 @@ def files_on(device: torch.device, most: DeviceCacheBytes) -> FilesOnDevice:
         found = _all.get(device) or _all.setdefault(device, FilesOnDevice(CudaMemory(device)))
     found.allow(most)
     return found
+
+
+def give_back_on(device: torch.device) -> bool:
+    """Give back what any loader of this process keeps on a device; see :meth:`FilesOnDevice.give_back`."""
+    found = _all.get(device)
+    return found is not None and found.give_back()

@@ -148,7 +148,10 @@ class FilesOnDevice:
                 part.used += nbytes
 
     def look(self) -> None:
-        """Give memory back if others need it; else see whether more may be taken. Rarely does anything."""
+        """Give memory back if others need it; else see whether more may be taken.
+
+        Called for each batch; looks ten times a second at most.
+        """
         if self._clock() - self._looked_at < _LOOK_S:
             return
         with self._lock, self._failing_softly():
@@ -220,7 +223,10 @@ class FilesOnDevice:
         self._leaving.append(part)
 
     def _free_left(self) -> None:
-        """Free what no batch uses any more. Not with the lock held: the driver may wait for kernels."""
+        """Free what no batch uses any more.
+
+        Not with the lock held: the driver may wait for kernels.
+        """
         while part := next((part for part in self._leaving.copy() if not part.memory.users), None):
             try:
                 self._leaving.remove(part)

@@ -9,10 +9,13 @@ are made ahead.
 from __future__ import annotations
 
 import errno
+import functools
 import itertools
 import json
 import logging
+import signal
 import threading
+import traceback
 from collections import deque
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
@@ -103,10 +106,13 @@ class Checked(NamedTuple):
 
 
 def is_of_sample(error: BaseException) -> bool:
-    """Whether a sample is to blame for its error, and no want of memory."""
+    """Whether a sample is to blame for its error, and no want of memory or signal."""
     if isinstance(error, OSError) and error.errno in _OF_THE_SYSTEM:
         return False
-    return isinstance(error, Exception) and not isinstance(error, MemoryError | torch.OutOfMemoryError)
+    if not isinstance(error, Exception) or isinstance(error, MemoryError | torch.OutOfMemoryError):
+        return False
+    handlers = {getattr(signal.getsignal(number), "__code__", None) for number in signal.valid_signals()}
+    return all(frame.f_code not in handlers for frame, _ in traceback.walk_tb(error.__traceback__))
 
 
 def described(error: BaseException) -> str:
@@ -127,8 +133,16 @@ def failed_with(index: Any, file: str | None, error: BaseException) -> Failed:
         file: The sample's, if known.
         error: What it raised.
     """
-    said = getattr(error, "filename", None) or getattr(error, "path", None)
-    return Failed(SampleError(plain(index), file or (said if isinstance(said, str) else None), described(error)))
+    said = [value for value in map(functools.partial(_attribute_of, error), ("filename", "path")) if value]
+    return Failed(SampleError(plain(index), file or next(iter(said), None), described(error)))
+
+
+def _attribute_of(error: BaseException, name: str) -> str | None:
+    try:
+        value = getattr(error, name, None)
+    except Exception:  # noqa: BLE001 - any error of the user's class
+        return None
+    return value if isinstance(value, str) else None
 
 
 def plain(index: Any) -> int | str | None:
@@ -140,7 +154,15 @@ def plain(index: Any) -> int | str | None:
     try:
         return int(index.__index__())
     except Exception:  # noqa: BLE001 - it is none, or any error of the user's class
+        return shown(index)
+
+
+def shown(index: Any) -> str:
+    """Return an index's ``repr``."""
+    try:
         return repr(index)
+    except Exception:  # noqa: BLE001 - any error of the user's class
+        return f"<{type(index).__name__}>"
 
 
 class ErrorLog:
@@ -149,7 +171,8 @@ class ErrorLog:
     def __init__(self) -> None:
         self.tried = self.failed = 0
         self._known: dict[Any, SampleError] = {}
-        self._packed: dict[str, Any] | None = None
+        self._count = 0  # of those that max_errors counts
+        self._text: str | None = None  # of the samples, in a state
         self.drop_inherited()
 
     def drop_inherited(self) -> None:
@@ -171,9 +194,10 @@ class ErrorLog:
         with self._lock:
             self.tried += tried
             self.failed += len(failed)
-            self._packed = None
             for each in failed:
+                self._text = None
                 key = _key(each.error)
+                self._count += key not in self._known or each.error.index is None
                 if (known := self._known.get(key)) is not None:
                     self._known[key] = replace(known, times=known.times + 1)
                     continue
@@ -188,11 +212,10 @@ class ErrorLog:
 
     def _over(self, max_errors: float) -> str | None:
         """Say that more have failed than allowed; ``None`` if not."""
-        if isinstance(max_errors, int):
-            count = sum(1 if error.index is not None else error.times for error in self._known.values())
-            if count <= max_errors:
+        if isinstance(max_errors, int) or not max_errors:
+            if self._count <= max_errors:
                 return None
-            over = f"at most max_errors={max_errors} samples may fail, but {count} did"
+            over = f"at most max_errors={max_errors} samples may fail, but {self._count} did"
         elif self.tried < JUDGED_FROM or self.failed <= max_errors * self.tried:
             return None
         else:
@@ -213,17 +236,18 @@ class ErrorLog:
         The samples are one text, because a state is looked through at each step.
         """
         with self._lock:
-            if self._packed is None:
+            if self._text is None:
                 known = [[error.index, error.file, error.error, error.times] for error in self._known.values()]
-                self._packed = {"tried": self.tried, "failed": self.failed, "samples": json.dumps(known)}
-            return dict(self._packed)
+                self._text = json.dumps(known)
+            return {"tried": self.tried, "failed": self.failed, "samples": self._text}
 
     def load(self, packed: dict[str, Any] | None) -> None:
         """Go on from :meth:`packed`. A state of before has none, and knows of no errors."""
         tried, failed, known = (0, 0, []) if packed is None else unpacked(packed)
         with self._lock:
-            self.tried, self.failed, self._packed = tried, failed, None
+            self.tried, self.failed, self._text = tried, failed, None
             self._known = {_key(error): error for error in known}
+            self._count = sum(1 if error.index is not None else error.times for error in known)
 
 
 def _key(error: SampleError) -> Any:
@@ -251,11 +275,23 @@ def unpacked(packed: dict[str, Any]) -> tuple[int, int, list[SampleError]]:
 class BatchIndices(list[Any]):
     """A batch's indices that know which ones follow.
 
+    Args:
+        given: The batch sampler's, of any type.
+
     Attributes:
         following: The indices behind the batch in the epoch's order; behind its last come its first.
     """
 
     following: tuple[Any, ...] = ()
+
+    def __init__(self, given: Any) -> None:
+        super().__init__(given)
+        self._given = None if type(given) is list or iter(given) is given else given
+
+    @property
+    def given(self) -> Any:
+        """The batch sampler's, unless it can be iterated only once."""
+        return list(self) if self._given is None else self._given
 
 
 def candidates(indices: Any, place: int) -> Iterator[Any]:

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Final
 from torch.utils.data import IterableDataset
 from torch.utils.data.dataloader import _MultiProcessingDataLoaderIter
 
-from fastload.bad_samples import ahead_like
+from fastload.bad_samples import FOLLOWING, ahead_like
 from fastload.randomness.packed import digest_of
 from fastload.state.in_worker import NotLoaded, ReadAgain, WorkerState
 from fastload.torch_workers.processes import shut_down
@@ -41,6 +41,7 @@ class Resumption:
         now: What to set once as many batches are drawn as when the state was saved; ``None`` sets nothing.
         drawn: How many that were, with those drawn ahead.
         dealt: How the epoch was dealt to other processes before (:mod:`fastload.state.ranks`).
+        switched: Whether indices are drawn further ahead than then, or less far, for ``on_error="replace"``.
         failed: Set once a worker could not begin with its state.
     """
 
@@ -55,6 +56,7 @@ class Resumption:
     now: Sources | None = None
     drawn: int = 0
     dealt: list[dict[str, Any]] = field(default_factory=list)
+    switched: bool = False
     failed: threading.Event = field(default_factory=threading.Event)
 
     @property
@@ -82,6 +84,8 @@ class Resumption:
         if self.skip:
             self._skip(iterator, index_sampler)
         if self.now is not None:
+            if self.switched:
+                self._check_switch(iterator)
             self._draw_ahead(iterator, self.now)
 
     def _skip(self, iterator: Any, index_sampler: Any) -> None:
@@ -93,6 +97,27 @@ class Resumption:
                 "load_state_dict needs a sampler that draws the same indices again from the same generators and "
                 f"epoch, but batch {self.skip - 1} of this epoch has others than when the state was saved; {_REMEDY}"
             )
+
+    def _check_switch(self, iterator: Any) -> None:
+        """Raise if it matters how far ahead indices are drawn; draws as far as could be."""
+        from fastload.randomness.packed import Texts
+        from fastload.state.checks import checksum_of
+        from fastload.state.sources import Sources
+
+        def sources() -> int:
+            return checksum_of(Sources.read(self.loader, samplers=True).packed(Texts(), ""))
+
+        indices = iterator._sampler_iter
+        drawn = list(itertools.islice(indices, 1))  # the first may draw a seed
+        before = sources()
+        drawn += itertools.islice(indices, max(0, self.drawn - self.skip) + FOLLOWING)
+        if sources() != before:
+            raise RuntimeError(
+                "load_state_dict needs the on_error that the loader had when the state was saved, as its sampler draws "
+                "random numbers as it goes, and 'replace' draws indices further ahead; load it into a loader like that "
+                "one and change to another at the end of the epoch"
+            )
+        iterator._sampler_iter = itertools.chain(drawn, indices)
 
     def _draw_ahead(self, iterator: Any, now: Sources) -> None:
         """Draw what had been drawn ahead of the consumer, and set the generators of then."""

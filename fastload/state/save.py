@@ -137,6 +137,7 @@ def _resume(loader: LoaderConfig[Any], place: LoaderPlace, data: dict[str, Any],
             now=now if goes_on else None,
             drawn=data["drawn"] * goes_on,
             dealt=data["dealt"] if goes_on else [],
+            switched=data.get("errors", {}).get("ahead", False) != (loader.on_error == "replace"),
         )
         if isinstance(loader.num_workers, AutoWorkers):
             loader.num_workers.sizing.processes = data["num_workers"]
@@ -252,7 +253,7 @@ def _read(loader: LoaderConfig[Any], place: LoaderPlace, position: Position | No
         "now": now.packed(texts, "now"),
     }
     if loader.on_error != "raise" or place.errors.tried:
-        data["errors"] = place.errors.packed()
+        data["errors"] = {**place.errors.packed(), "ahead": loader.on_error == "replace"}
     return {**data, "checksum": checksum_of(data)}
 
 

@@ -22,6 +22,7 @@ from fastload.bad_samples import (
     failed_with,
     is_of_sample,
     noting,
+    shown,
 )
 from fastload.loader_state import state_of
 from fastload.state.in_worker import users_own
@@ -43,7 +44,7 @@ class _MapFetcher(_MapDatasetFetcher):
             return Checked(self.collate_fn(samples[0]) if samples else LeftOut, 1, failed)
         indices = possibly_batched_index
         if not isinstance(indices, list | tuple):
-            indices = list(indices)
+            indices = BatchIndices(indices)
         samples, failed = self._samples(indices)
         return Checked(self.collate_fn(samples) if samples else LeftOut, len(indices), failed)
 
@@ -56,7 +57,7 @@ class _MapFetcher(_MapDatasetFetcher):
 
         before = state_now(others=True)
         try:
-            return at_once(list(indices) if isinstance(indices, BatchIndices) else indices), []
+            return at_once(indices.given if isinstance(indices, BatchIndices) else indices), []
         except Exception as error:
             if not is_of_sample(error):
                 raise
@@ -79,7 +80,7 @@ class _MapFetcher(_MapDatasetFetcher):
                 if self.on_error == "replace":
                     other, sample = self._replacement(indices, place, read, error)
                     samples.append(sample)
-                    this = replace(this, instead=repr(other))
+                    this = replace(this, instead=shown(other))
                 failed.append(this)
         return samples, failed
 

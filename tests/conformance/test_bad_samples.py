@@ -8,6 +8,7 @@ import itertools
 import json
 import logging
 import pathlib
+import signal
 import tarfile
 import warnings
 from typing import Any
@@ -26,6 +27,7 @@ from torch.utils.data import (
     Dataset,
     DistributedSampler,
     IterableDataset,
+    RandomSampler,
     Sampler,
     SequentialSampler,
     Subset,
@@ -899,3 +901,98 @@ def test_images_of_hugging_face_are_as_by_hand(tmp_path, mode, num_workers):
     loader = ours(dataset, mode, engine="native", **options)
     assert images(loader) == images(by_hand(dataset, mode, **options))
     assert sorted(listed(loader)) == sorted(BAD)
+
+
+def _rest_of(saved_with: str, loaded_with: str, sampler: Any, num_workers: int) -> Any:
+    """What is left of an epoch behind its first batch, and what would have been."""
+
+    def make(on_error: str) -> FastLoader[Any]:
+        return FastLoader(range(100), 4, sampler=sampler(), num_workers=num_workers, on_error=on_error)
+
+    whole = [batch.tolist() for batch in make("raise")]
+    first = make(saved_with)
+    iterator = iter(first)
+    next(iterator)
+    state = first.state_dict()
+    first.close()
+    other = make(loaded_with)
+    other.load_state_dict(state)
+    return lambda: [batch.tolist() for batch in other], whole[1:]
+
+
+@pytest.mark.each_value
+@pytest.mark.parametrize("num_workers", [0, 2])
+@pytest.mark.parametrize(("saved", "loaded"), [("raise", "replace"), ("replace", "skip"), ("skip", "raise")])
+def test_a_state_goes_on_with_another_on_error_or_is_refused(saved, loaded, num_workers):
+    """A run that a bad file has ended goes on from its last state with on_error."""
+
+    def shuffled():
+        torch.manual_seed(7)
+        return RandomSampler(range(100))
+
+    def drawn_as_it_goes():
+        return RandomSampler(range(100), True, 400, torch.Generator().manual_seed(7))
+
+    rest, expected = _rest_of(saved, loaded, shuffled, num_workers)
+    assert rest() == expected
+    rest, expected = _rest_of(saved, loaded, drawn_as_it_goes, num_workers)
+    if "replace" in (saved, loaded):
+        with pytest.raises(RuntimeError, match="needs the on_error that the loader had"):
+            rest()
+    else:
+        assert rest() == expected
+
+
+class Tagged(list):
+    """A batch of indices that says more."""
+
+    tag = 5
+
+
+class AtOnce(Dataset):
+    """Looks at the type of its indices."""
+
+    def __len__(self):
+        return 40
+
+    def __getitems__(self, indices):
+        if isinstance(indices, torch.Tensor):
+            return [int(index) for index in indices.tolist()]
+        return [100 * indices.tag + index for index in indices]
+
+
+@pytest.mark.parametrize("mode", ["skip", "replace"])
+@pytest.mark.parametrize("kind", [Tagged, torch.tensor])
+def test_getitems_gets_the_indices_that_the_sampler_gave(mode, kind):
+    batches = [kind(list(range(k, k + 4))) for k in range(0, 40, 4)]
+    loader = FastLoader(AtOnce(), batch_sampler=batches, on_error=mode)
+    expected = [batch.tolist() for batch in DataLoader(AtOnce(), batch_sampler=batches)]
+    assert [batch.tolist() for batch in loader] == expected
+    assert loader.errors() == []
+
+
+class Interrupted(Dataset):
+    """Gets a signal while a sample is made."""
+
+    def __len__(self):
+        return 8
+
+    def __getitem__(self, index):
+        if index == 2:
+            signal.raise_signal(signal.SIGUSR1)
+        return index
+
+
+def test_what_a_signal_handler_raises_is_no_samples_fault():
+    class PreemptedError(Exception):
+        pass
+
+    def preempted(*_):
+        raise PreemptedError
+
+    former = signal.signal(signal.SIGUSR1, preempted)
+    try:
+        with pytest.raises(PreemptedError):
+            list(FastLoader(Interrupted(), 2, on_error="skip"))
+    finally:
+        signal.signal(signal.SIGUSR1, former)

@@ -163,3 +163,32 @@ def test_an_error_that_is_no_samples_ends_its_native_batch():
         odd.make([2])
     with pytest.raises(PythonError):
         OddSamples(recipe, cast("Any", [0, 1, 2]), cast("Any", make), StageCounts()).make([1])
+
+
+def test_no_share_at_all_is_judged_at_once():
+    log = ErrorLog()
+    log.note(4, [], 0.0)
+    with pytest.raises(TooManyBadSamplesError, match=r"at most max_errors=0\.0 samples may fail, but 1 did"):
+        log.note(4, [failed_with(3, None, OSError("cut"))], 0.0)
+
+
+def test_a_count_goes_on_from_a_state():
+    log, other = ErrorLog(), ErrorLog()
+    for index in (3, 3, None, None):
+        log.note(4, [failed_with(index, None, OSError("cut"))], 9)
+    other.load(log.packed())
+    with pytest.raises(TooManyBadSamplesError, match="but 4 did"):
+        other.note(4, [failed_with(5, None, OSError("cut"))], 3)
+
+
+def test_errors_whose_attributes_raise_are_described():
+    class OddError(Exception):
+        path = property(lambda self: 1 / 0)
+        filename = ("a", "b")
+
+    class Odd:
+        def __repr__(self):
+            raise LookupError
+
+    error = failed_with(Odd(), None, OddError("odd")).error
+    assert (error.index, error.file, error.error) == ("<Odd>", None, "OddError: odd")

@@ -106,7 +106,7 @@ class Checked(NamedTuple):
 
 
 def is_of_sample(error: BaseException) -> bool:
-    """Whether a sample is to blame for its error, and no want of memory or signal."""
+    """Whether a sample is to blame for its error: no memory, no signal."""
     if isinstance(error, OSError) and error.errno in _OF_THE_SYSTEM:
         return False
     if not isinstance(error, Exception) or isinstance(error, MemoryError | torch.OutOfMemoryError):

@@ -99,7 +99,7 @@ class Resumption:
             )
 
     def _check_switch(self, iterator: Any) -> None:
-        """Raise if it matters how far ahead indices are drawn; draws as far as could be."""
+        """Raise if it matters how far ahead indices are drawn."""
         from fastload.randomness.packed import Texts
         from fastload.state.checks import checksum_of
         from fastload.state.sources import Sources

@@ -924,7 +924,7 @@ def _rest_of(saved_with: str, loaded_with: str, sampler: Any, num_workers: int) 
 @pytest.mark.parametrize("num_workers", [0, 2])
 @pytest.mark.parametrize(("saved", "loaded"), [("raise", "replace"), ("replace", "skip"), ("skip", "raise")])
 def test_a_state_goes_on_with_another_on_error_or_is_refused(saved, loaded, num_workers):
-    """A run that a bad file has ended goes on from its last state with on_error."""
+    """As when a bad file has ended a run."""
 
     def shuffled():
         torch.manual_seed(7)

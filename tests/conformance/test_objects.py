@@ -31,6 +31,7 @@ OWN = {
     "jpeg_index": None,  # whatever was given
     "decode": "cpu",
     "deferred": False,
+    "device_cache_bytes": 1 << 20,
     "on_error": "skip",
     "max_errors": 3,
 }

@@ -27,7 +27,6 @@ from fastload.torch_workers.processes import after_error, check_process, restart
 from fastload.torch_workers.signals import Finalizer, deferred_signals
 from fastload.torch_workers.view import refresh, view_of
 from fastload.workers.start import Collate, next_of, start_epoch
-from fastload.workers.tolerant import left_out_by, take_apart
 from fastload.workers.worker import setup_of
 
 if TYPE_CHECKING:
@@ -399,7 +398,10 @@ class TorchDeviceIterator(DeviceIterator):
         scheduler.serve(self)
         pids = [] if slots is None else slots.open_for(self)
         self._host = start_epoch(self._view, state.place.resumption)
-        take_apart(loader, self._host)
+        if loader.on_error != "raise":
+            from fastload.workers.tolerant import take_apart
+
+            take_apart(loader, self._host)
         pids += [worker.pid for worker in getattr(self._host, "_workers", ())]
         self._counts_up = loader.in_order and loader.num_workers > 0  # torch's count is then the batch's number
         if self._native is not None:
@@ -448,4 +450,4 @@ class TorchDeviceIterator(DeviceIterator):
         """The shared counters' number of the batch that torch's iterator has just returned."""
         if self._counts_up:
             return int(host._rcvd_idx) - 1
-        return None if host._num_workers else self._number - 1 + left_out_by(host)
+        return None if host._num_workers else self._number - 1 + getattr(host, "left_out", 0)

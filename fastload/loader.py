@@ -42,13 +42,11 @@ from fastload.options import (
 )
 from fastload.randomness.by_sample import check_seedable
 from fastload.state import save
-from fastload.state.ranks import ranks_of
 from fastload.stats.meter import Meter, counters_for, measure, next_epoch
 from fastload.stats.stats import Stats
 from fastload.torch_workers.processes import start_workers
 from fastload.torch_workers.view import is_torchdatas, take_over, torchs_iterator, without_del
 from fastload.workers.start import route_of, start_iterator
-from fastload.workers.tolerant import take_apart
 from fastload.workers.worker import setup_of
 
 if TYPE_CHECKING:
@@ -419,13 +417,16 @@ class FastLoader(LoaderConfig[T_co]):
         """Return ``begin()``, an iterator that begins an epoch."""
         state_of(self).check_open()
         state_of(self).drop_inherited(self)
-        if self.on_error == "skip" and not state_of(self).errors_warned and (ranks := ranks_of(self)) > 1:
-            state_of(self).errors_warned = True
-            warnings.warn(
-                f"on_error='skip' may give the {ranks} ranks different numbers of batches, for which a collective call "
-                "waits forever; use on_error='replace', which keeps the number and size of batches",
-                stacklevel=level_outside(),
-            )
+        if self.on_error == "skip" and not state_of(self).errors_warned:
+            from fastload.state.ranks import ranks_of
+
+            if (ranks := ranks_of(self)) > 1:
+                state_of(self).errors_warned = True
+                warnings.warn(
+                    f"on_error='skip' may give the {ranks} ranks different numbers of batches, for which a collective "
+                    "call waits forever; use on_error='replace', which keeps the number and size of batches",
+                    stacklevel=level_outside(),
+                )
         iterator: Iterator[T_co] = save.begin(self, state_of(self).place, begin)
         self._log_engine()
         return iterator
@@ -496,7 +497,10 @@ class FastLoader(LoaderConfig[T_co]):
         make = functools.partial(torchs_iterator, view)
         start = functools.partial(start_workers, make) if self.num_workers else make
         iterator: Any = start_iterator(view, state_of(self).place.resumption, start)
-        take_apart(self, iterator)
+        if self.on_error != "raise":
+            from fastload.workers.tolerant import take_apart
+
+            take_apart(self, iterator)
         if self.num_workers and iterator._worker_init_fn is setup:
             iterator._worker_init_fn = self.worker_init_fn
         if native is not None:

@@ -7,6 +7,7 @@ no sample is read. The indices of the last batch handed over are compared, so a 
 from __future__ import annotations
 
 import itertools
+import pickle
 import threading
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Final
@@ -100,12 +101,10 @@ class Resumption:
 
     def _check_switch(self, iterator: Any) -> None:
         """Raise if it matters how far ahead indices are drawn."""
-        from fastload.randomness.packed import Texts
-        from fastload.state.checks import checksum_of
         from fastload.state.sources import Sources
 
-        def sources() -> int:
-            return checksum_of(Sources.read(self.loader, samplers=True).packed(Texts(), ""))
+        def sources() -> bytes:
+            return pickle.dumps(Sources.read(self.loader, samplers=True))
 
         indices = iterator._sampler_iter
         drawn = list(itertools.islice(indices, 1))  # the first may draw a seed

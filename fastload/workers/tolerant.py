@@ -152,8 +152,6 @@ _TOLERANT: Final[dict[Any, Any]] = {_MapDatasetFetcher: _MapFetcher, _IterableDa
 
 def tolerate(fetcher: Any, on_error: OnError) -> None:
     """Let one of torch's fetchers leave out or replace samples, and make ``Checked`` batches."""
-    if on_error == "raise":
-        return
     kind = _TOLERANT.get(type(fetcher))
     if kind is None:
         raise RuntimeError(f"on_error={on_error!r} needs torch's fetchers, got {type(fetcher).__name__}")
@@ -162,18 +160,11 @@ def tolerate(fetcher: Any, on_error: OnError) -> None:
 
 def take_apart(loader: LoaderConfig[Any], iterator: Any) -> None:
     """Let a new iterator of torch's take ``Checked`` batches apart."""
-    if loader.on_error == "raise":
-        return
     iterator.__class__ = _taking_apart(cast("Any", type(iterator)))
     iterator.left_out = 0
     iterator.note_samples = noting(state_of(loader).place.errors, loader.max_errors)
     if not loader.num_workers:
         tolerate(iterator._dataset_fetcher, loader.on_error)
-
-
-def left_out_by(iterator: Any) -> int:
-    """How many batches one of torch's iterators has left out."""
-    return getattr(iterator, "left_out", 0)
 
 
 @functools.cache

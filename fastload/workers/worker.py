@@ -27,7 +27,6 @@ from fastload.state.in_worker import NotLoaded, WorkerProgress, users_own
 from fastload.stats.fetch_timer import WorkerCounters, listen
 from fastload.torch_workers.orphans import take_signals
 from fastload.workers.start import decode_for_opencv, install_lazy_images
-from fastload.workers.tolerant import tolerate
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -173,7 +172,10 @@ class Worker:
     def _follow(self, fetcher: Any, *, sends: bool) -> Any:
         """Take over a new fetcher."""
         self._sends = sends and type(fetcher).__module__ == torch_fetch.__name__  # others may give anything
-        tolerate(fetcher, self._on_error)
+        if self._on_error != "raise":
+            from fastload.workers.tolerant import tolerate
+
+            tolerate(fetcher, self._on_error)
         rows = RowBatches.serve(fetcher) if self._promptly and self._native is None else None
         if self._sends and self._promptly and sends_files() and stacks_into(fetcher.collate_fn):
             fetcher.collate_fn = collate_into_files

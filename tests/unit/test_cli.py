@@ -47,7 +47,7 @@ def test_every_command_in_the_table_has_its_two_functions(name, entry):
     assert callable(entry.load().main)
 
 
-LOADER_MODULES = 63
+LOADER_MODULES = 64
 SLOW_TO_IMPORT = ("PIL", "numpy", "matplotlib", "nvtx", "rich", "scipy", "skimage", "torch", "torchvision", "tqdm")
 HELP = """
 import sys

@@ -149,4 +149,9 @@ def test_formats_that_pages_promise_are_those_of_the_core() -> None:
     assert formats == {"JPEG", "PNG", "WebP"}
     lists = {frozenset(NAMED.findall(listed)) for page in PAGES for listed in listing.findall(page.read_text())}
     assert lists == {frozenset(formats)}
-    assert {name for page in PAGES for name in NAMED.findall(page.read_text())} - formats <= {"AVIF", "BMP", "GIF", "TIFF"}
+    assert {name for page in PAGES for name in NAMED.findall(page.read_text())} - formats <= {
+        "AVIF",
+        "BMP",
+        "GIF",
+        "TIFF",
+    }

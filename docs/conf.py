@@ -54,7 +54,7 @@ _ELSEWHERE = "torch numpy np tqdm collections multiprocessing argparse os io typ
 _BARE = (
     "Any Literal Self Buffer Path PathLike NDArray ArrayLike ModuleType TracebackType Callable Iterable Iterator "
     "Sequence Mapping DataLoader Dataset Sampler BaseContext optional callable T T_co F _Out Device Engine Randomness "
-    "Decode IndexPath OwnArguments Paths ProcessGroup Source Window"
+    "Decode DeviceCacheBytes IndexPath OnError OwnArguments Paths ProcessGroup Source Window"
 )
 nitpick_ignore_regex = [
     (r"py:mod", r"fastload\..*"),  # modules are not part of the reference

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
 from PIL import ImageFile
-from torch.utils.data import DataLoader, Dataset, IterableDataset, get_worker_info
+from torch.utils.data import Dataset, IterableDataset, get_worker_info
 
 from fastload import _core
 from fastload._arguments import UsageError
@@ -38,6 +38,8 @@ from fastload.sources.archive_index import FOLDER, OTHER, ArchiveError, ArchiveI
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator, Iterator, Sequence
+
+    from torch.utils.data import DataLoader
 
 CHUNK: Final = 4  # files that a thread checks in one go: handing them over then takes 2% of the time
 CHUNKS_AHEAD: Final = 2  # of each thread; files that a dataset has read are in memory meanwhile

@@ -148,6 +148,15 @@ def call_factory(name: str, arguments: Sequence[str] = ()) -> tuple[DataLoader[A
         raise FactoryError(f"the module must be given without .py, as {module_name[:-3]}:{function}, got {name!r}")
     if os.getcwd() not in sys.path:
         sys.path.insert(0, os.getcwd())
+    given, sys.argv = sys.argv, [module_name]  # fastload's own arguments are no program's
+    try:
+        made = _called(name, module_name, function, arguments)
+    finally:
+        sys.argv = given
+    return _loader_and_step(name, made)
+
+
+def _called(name: str, module_name: str, function: str, arguments: Sequence[str]) -> Any:
     try:
         factory = importlib.import_module(module_name)
     except ModuleNotFoundError as error:
@@ -162,11 +171,10 @@ def call_factory(name: str, arguments: Sequence[str] = ()) -> tuple[DataLoader[A
     if not callable(found):
         raise FactoryError(f"{name} must be a function, got {type(found).__name__}")
     try:
-        made = found(*arguments)
+        return found(*arguments)
     except Exception as error:
         traceback.print_exc()  # shows where the user's code failed
         raise FactoryError(f"{name} raised {type(error).__name__}: {error}") from error
-    return _loader_and_step(name, made)
 
 
 def _loader_and_step(name: str, made: Any) -> tuple[DataLoader[Any], Callable[[Any], object] | None]:

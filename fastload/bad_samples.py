@@ -9,7 +9,6 @@ are made ahead.
 from __future__ import annotations
 
 import errno
-import functools
 import itertools
 import json
 import logging
@@ -133,8 +132,8 @@ def failed_with(index: Any, file: str | None, error: BaseException) -> Failed:
         file: The sample's, if known.
         error: What it raised.
     """
-    said = [value for value in map(functools.partial(_attribute_of, error), ("filename", "path")) if value]
-    return Failed(SampleError(plain(index), file or next(iter(said), None), described(error)))
+    file = file or _attribute_of(error, "filename") or _attribute_of(error, "path")
+    return Failed(SampleError(plain(index), file, described(error)))
 
 
 def _attribute_of(error: BaseException, name: str) -> str | None:

@@ -168,7 +168,13 @@ def _set_states(of_torch: torch.Tensor, of_python: Any, of_numpy: Any) -> None:
 
 
 def _as_torch(loader: DataLoader[Any]) -> DataLoader[Any]:
-    """Return torch's loader of the same batches, seeded by index if ``randomness="sample"``."""
+    """Return torch's loader of the same batches, seeded by index if ``randomness="sample"``.
+
+    Samples that ``on_error`` leaves out or replaces, torch's would raise; so its fetchers do the same.
+    """
+    if isinstance(loader, FastLoader) and loader.on_error != "raise":
+        vars(loader).update(engine="torch", device="cpu", memory_format=None, dtype=None)
+        return loader
     if has_own_iterator(loader):  # it makes its own batches, with FastLoader and without
         own: DataLoader[Any] = object.__new__(type(loader))
         vars(own).update(vars(loader), _iterator=None)

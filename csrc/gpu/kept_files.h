@@ -20,7 +20,7 @@ namespace fastload {
 // The codes of one image.
 using StagedCodes = std::array<std::array<std::uint8_t, kStagedCodeBytes>, kStagedCodes>;
 
-// A part of a device's memory, which somebody else owns.
+// A part of a device's memory. Allocates and frees nothing.
 class KeptMemory {
  public:
   explicit KeptMemory(std::uint64_t address) : address(address) {}

@@ -77,11 +77,12 @@ std::size_t run_bytes_of(std::size_t subsequences) {
   return aligned((subsequences * (3 + kPassedMax) + 1) * sizeof(FoundRun) + (subsequences + 1) * sizeof(unsigned));
 }
 
-}  // namespace
+ImageStager& thread_stager() {
+  static thread_local ImageStager stager;
+  return stager;
+}
 
-namespace {
-
-// Whether a GPU makes all of the geometry, once the stager has `prepared` an image for it.
+// Whether a GPU makes all of the geometry; `prepare` has the stager prepare the image.
 template <typename Prepare>
 bool stage(const JpegHeader& header, const Geometry& geometry, const SampleOptions& options, ImageStager& stager,
            StagedImage& image, Prepare prepare) {
@@ -136,7 +137,7 @@ KeptFiles::Known Staging::kept(const Input& input) const {
 
 bool Staging::add_kept(std::size_t number, const KeptFiles::Known& file, const Geometry& geometry,
                        const SampleOptions& options, std::size_t out) try {
-  static thread_local ImageStager stager;
+  ImageStager& stager = thread_stager();
   StagedImage staged;
   std::size_t at = 0;
   const auto prepare = [&](const Region& crop, const ResizeJob& job) {
@@ -218,7 +219,7 @@ bool Staging::add_view(std::size_t number, ByteSource& source, const JpegHeader&
 
 bool Staging::stage(std::size_t number, ByteSource& source, const JpegHeader& header, const Geometry& geometry,
                     const SampleOptions& options, std::size_t out, StagedData data, std::size_t owner) {
-  static thread_local ImageStager stager;
+  ImageStager& stager = thread_stager();
   StagedImage staged;
   const bool keeps =
       kept_ != nullptr && new_file_ != NewFile::refuse && data != StagedData::shared && kept_->wants_file(source);

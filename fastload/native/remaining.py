@@ -11,7 +11,16 @@ import os
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from fastload.bad_samples import NOTHING_WORKS, Failed, SampleError, candidates, failed_with, is_of_sample, plain
+from fastload.bad_samples import (
+    NOTHING_WORKS,
+    Failed,
+    SampleError,
+    candidates,
+    failed_with,
+    is_of_sample,
+    plain,
+    shown,
+)
 from fastload.pipeline.datasets.arrays import Pixels
 from fastload.pipeline.datasets.folders import sample_name
 from fastload.python_samples.dialogue import checked
@@ -131,7 +140,7 @@ class Remaining:
 
     def _note(self, place: int, failed: Failed, other: tuple[Any, Any, Any] | None) -> None:
         """Note the first error of a place, and what is there now."""
-        instead = None if other is None else repr(other[0])
+        instead = None if other is None else shown(other[0])
         self._failed[place] = replace(self._failed.get(place, failed), instead=instead)
 
     def _other(self, place: int) -> tuple[Any, Any, Any] | None:

@@ -200,7 +200,8 @@ def finalizer(function: Callable[P, T]) -> Callable[P, T]:
 
     They wait for its end, as in :func:`deferred_signals`. Where a handler raises then, which Python would ignore, the
     signal is sent again, and the handler is called again, once the main thread has left all finalizers. Has no effect
-    in other threads. An interrupt before the wrapper's first lines is still lost.
+    in other threads. An interrupt before the wrapper's first lines is still lost. Once the interpreter has taken this
+    module apart, nothing is done: what is left ends with the process.
 
     Args:
         function: A ``__del__``, or what one calls.
@@ -208,6 +209,8 @@ def finalizer(function: Callable[P, T]) -> Callable[P, T]:
 
     @functools.wraps(function)
     def run(*args: P.args, **kwargs: P.kwargs) -> T:
+        if _finalize is None:
+            return None
         return _finalize(function, *args, **kwargs)
 
     return run

@@ -8,7 +8,9 @@ import io
 import os
 import weakref
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
+from unittest import mock
 
 import numpy as np
 import pytest
@@ -558,3 +560,116 @@ def test_the_limit_is_a_number_of_bytes_or_auto(wrong):
         FastLoader([1], device_cache_bytes=wrong)
     with pytest.raises(ValueError, match="must be >= 0"):
         FastLoader([1], device_cache_bytes=-1)
+
+
+def test_a_batch_that_is_cancelled_needs_the_memory_no_more(kernels, paths, tmp_path):
+    pool = _core.Pool(1)
+    visits = Visits(kernels, pool, paths)
+    visits.visit(1)
+    visits.staging = None
+    plan = _core.DrawPlan()
+    plan.add("random_crop_v1", height=8, width=8)
+    images, out = [str(tmp_path / "missing"), *paths], torch.zeros(len(paths) + 1, 8, 8, 3, dtype=torch.uint8)
+    staging = _core.Staging(torch.zeros(1 << 20, dtype=torch.uint8), len(images), 1, "find", None, None, visits.files)
+    job = pool.submit(images, out, plan=plan, stream=_core.RandomStream.from_seed(1), staging=staging)
+    assert job.wait(30.0) == "requested"
+    after = pool.submit([paths[1]], torch.zeros(1, 8, 8, 3, dtype=torch.uint8), geometry=np.zeros((1, 12), np.int32))
+    assert after.wait(30.0) == "done"
+    visits.files.forget(visits.memory)
+    assert visits.memory.users == KEPT
+    assert job.cancel(30.0)
+    assert visits.memory.users == 0
+    pool.close()
+
+
+def test_a_kept_file_without_room_is_wanted_once(kernels, pool, paths):
+    """Batches get as much pinned memory as others would have needed."""
+    visits = Visits(kernels, pool, paths)
+    visits.visit(1)
+    wanted = []
+    for files in (None, visits.files):
+        memory = torch.zeros(len(paths) * _core.Staging.bytes_per_image + 16, dtype=torch.uint8)
+        staging = _core.Staging(memory, len(paths), 1, "find", None, None, files)
+        out = torch.zeros(len(paths), SIDE, SIDE, 3, dtype=torch.uint8)
+        job = pool.submit(paths, out, geometry=crops(2, len(paths)), staging=staging)
+        job.wait()
+        assert set(job.statuses()) == {0}
+        assert not any(staging.has())
+        wanted.append(staging.wanted)
+        visits.files.wants = False
+    assert wanted[0] == wanted[1]
+
+
+def test_a_forked_child_leaves_its_parents_memory():
+    memory = HostMemory(16000)
+    part = kept._Part(_core.KeptMemory(memory.take(1000)), 1000)
+    kept._free_all(memory, os.getpid() + 1, [part])
+    assert memory.freed == []
+    kept._free_all(memory, os.getpid(), [part])
+    assert memory.freed == [1000]
+
+
+def test_what_the_driver_cannot_free_is_an_error(monkeypatch):
+    freed = []
+
+    class Driver:
+        CUresult = SimpleNamespace(CUDA_SUCCESS=SimpleNamespace(name="CUDA_SUCCESS"))
+        result = CUresult.CUDA_SUCCESS
+
+        @classmethod
+        def cuMemFree(cls, address):
+            freed.append(address)
+            return (cls.result,)
+
+    monkeypatch.setattr(kept, "_driver", lambda: Driver)
+    monkeypatch.setattr(torch.cuda, "device", lambda device: contextlib.nullcontext())
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda: freed.append("synchronized"))
+    memory = kept.CudaMemory(torch.device("cuda", 0))
+    memory.free(16)
+    assert freed == ["synchronized", 16]
+    Driver.result = SimpleNamespace(name="CUDA_ERROR_ILLEGAL_ADDRESS")
+    with pytest.raises(OSError, match="cuMemFree: CUDA_ERROR_ILLEGAL_ADDRESS"):
+        memory.free(32)
+
+
+@pytest.fixture
+def full_device(monkeypatch):
+    """A decoder of a device on which files are kept, and that is full."""
+    memory = HostMemory(16000)
+    monkeypatch.setattr(kept, "PART_BYTES", 1000)
+    monkeypatch.setattr(kept, "CudaMemory", lambda device: memory)
+    monkeypatch.setattr(decode, "_kernels", lambda *_: {})
+    monkeypatch.setattr(torch.cuda, "device", lambda device: contextlib.nullcontext())
+    monkeypatch.setattr(torch.cuda, "Event", lambda **_: mock.Mock())
+    kept._all.clear()
+    device = torch.device("cuda", 0)
+    decoder = decode.Decoder(device)
+    decoder.files_of_another_loader = kept.files_on(device, 4000)
+    placed(decoder.files_of_another_loader, 1000)
+    assert memory.taken
+    decoder.host = memory
+    return decoder
+
+
+def test_pixels_take_the_memory_of_kept_files_if_there_is_no_other(full_device, monkeypatch):
+    def empty_like(like, device):
+        if full_device.host.taken:
+            raise torch.OutOfMemoryError("full")
+        return like.clone()
+
+    monkeypatch.setattr(torch, "empty_like", empty_like)
+    assert full_device.pixels(torch.ones(3)).tolist() == [1.0] * 3
+    full_device.host.taken[0] = torch.zeros(1)  # somebody else's
+    with pytest.raises(torch.OutOfMemoryError):
+        full_device.pixels(torch.ones(3))
+
+
+def test_a_decoder_gives_up_only_once_no_files_are_kept(full_device, monkeypatch):
+    monkeypatch.setattr(full_device, "memory", mock.Mock(side_effect=torch.OutOfMemoryError("full")))
+    layout = decode.StagedLayout(b"\1", 16, (0, 0, 0, 0, 0), (0, 0), [(0,) * 13])
+    for gave_up in (None, "the GPU had no memory left to decode in"):
+        run = decode.DecodeRun(full_device, torch.zeros(16, dtype=torch.uint8), torch.zeros(1, dtype=torch.int32))
+        run.start(layout, torch.zeros(3), None, learns=False)
+        assert run.bad.tolist() == [1]
+        assert full_device.gave_up == gave_up
+        assert full_device.host.taken == {}

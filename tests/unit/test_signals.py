@@ -464,3 +464,12 @@ def test_what_lives_until_the_interpreter_takes_modules_apart_is_not_finalized(m
         monkeypatch.setattr(signals, name, None)
     del held
     assert (called, ignored) == ([], [])
+
+
+def test_a_finalizer_does_nothing_once_the_interpreter_has_taken_its_module_apart(monkeypatch):
+    called = []
+    function = finalizer(lambda: called.append(1))
+    function()
+    monkeypatch.setattr("fastload.torch_workers.signals._finalize", None)
+    assert function() is None
+    assert called == [1]

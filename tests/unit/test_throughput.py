@@ -277,3 +277,16 @@ def test_bench_ceiling_runs_with_nothing_given(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     assert cli.main(["bench", "ceiling", "--quick"]) == 0
     assert "a perfect loader (replay)" in capsys.readouterr().out
+
+
+def test_a_program_does_not_see_the_arguments_of_the_command(tmp_path, monkeypatch):
+    """It may read its own as it is imported."""
+    (tmp_path / "my_program.py").write_text(
+        "import argparse\nargparse.ArgumentParser().parse_args()\nfrom torch.utils.data import DataLoader\n"
+        "def loader():\n    return DataLoader([1, 2])\n"
+    )
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("sys.path", [*sys.path])
+    monkeypatch.setattr("sys.argv", ["fastload", "verify", "my_program:loader", "--batches", "2"])
+    assert len(call_factory("my_program:loader")[0]) == 2
+    assert sys.argv[0] == "fastload"

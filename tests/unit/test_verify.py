@@ -398,3 +398,25 @@ def test_a_number_of_workers_that_is_auto_is_the_same_for_torch(root, monkeypatc
         result = verify(loader)
     assert result, result
     assert used == [policy.NATIVE_STREAMS if engine == "native" else 2]
+
+
+@pytest.mark.parametrize("on_error", ["skip", "replace"])
+def test_samples_that_are_left_out_or_replaced_are_no_difference(root, tmp_path, monkeypatch, on_error):
+    folder = tmp_path / "photos"
+    shutil.copytree(root, folder)
+    file = sorted(folder.glob("*/*.jpg"))[2]
+    file.write_bytes(file.read_bytes()[:-600])
+    options = {"batch_size": 4, "num_workers": 2, "device": "cpu", "engine": "native"}
+    loader = FastLoader(ImageFolder(folder, train_v1()), on_error=on_error, max_errors=9, **options)
+    result = verify(loader, None)
+    assert result
+    assert result.errors == ()
+    assert result.compared == len(loader)
+    assert loader.errors() == []
+    plain = verify(FastLoader(ImageFolder(folder, train_v1()), **options), None)
+    assert "OSError" in plain.errors[0]
+    monkeypatch.setattr("fastload.native.remaining.candidates", lambda indices, place: iter(indices[:1]))
+    monkeypatch.setattr(
+        "fastload.native.remaining.Remaining._remove", lambda self, bad: self._put(min(bad), 0, *self._recipe.locate(0))
+    )
+    assert verify(loader, None).difference is not None

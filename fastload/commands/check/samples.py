@@ -41,7 +41,7 @@ if TYPE_CHECKING:
 
     from torch.utils.data import DataLoader
 
-CHUNK: Final = 4  # files that a thread checks in one go: handing them over then takes 2% of the time
+CHUNK: Final = 4  # files that a thread checks in one go, as handing over each takes time
 CHUNKS_AHEAD: Final = 2  # of each thread; files that a dataset has read are in memory meanwhile
 BATCH: Final = 16  # samples that a worker process fetches in one go
 BATCHES_AHEAD: Final = 4  # that a dataset is asked for

@@ -374,7 +374,7 @@ class DecodeRun:
         """
         timed = timing is not None and timing.is_timed
         self._began = gave_up = None
-        has_failed = False
+        failed = False
         if any(chunk[-1] for chunk in layout.chunks) and not self._decoder.add_steps():
             gave_up = "the kernel for transforms cannot be compiled"
         else:
@@ -391,12 +391,13 @@ class DecodeRun:
                         self.points = self._memory[used : used + point_bytes]
                         self.points.copy_(files[used : used + point_bytes], non_blocking=True)
             except torch.OutOfMemoryError:
-                has_failed = True
+                failed = True
                 if not give_back_on(self._decoder.device):
                     gave_up = "the GPU had no memory left to decode in"
         if gave_up is not None:
+            failed = True
             self._decoder.give_up(gave_up)
-        if gave_up is not None or has_failed:
+        if failed:
             self.bad.fill_(1)
         self._is_unknown = True
         self._decoded = torch.cuda.Event(blocking=True, enable_timing=timed)  # type: ignore[no-untyped-call]

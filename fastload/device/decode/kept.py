@@ -76,7 +76,9 @@ class CudaMemory:
         driver = _driver()
         with torch.cuda.device(self._device):
             torch.cuda.synchronize()
-            driver.cuMemFree(address)
+            (error,) = driver.cuMemFree(address)
+        if error != driver.CUresult.CUDA_SUCCESS:
+            raise OSError(f"cuMemFree: {error.name}")
 
 
 def _driver() -> Any:
@@ -97,15 +99,17 @@ class FilesOnDevice:
 
     Args:
         memory: The device's.
-        settle_s: Seconds since its last change after which a file is kept.
+        settle_s: Seconds since its last change after which a file is kept, if other than the core's.
         clock: Returns the time in seconds.
 
     Attributes:
         files: The core's table of them.
     """
 
-    def __init__(self, memory: Memory, settle_s: int = 3, clock: Callable[[], float] = time.monotonic) -> None:
-        self.files = _core.KeptFiles(settle_s)
+    def __init__(
+        self, memory: Memory, settle_s: int | None = None, clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        self.files = _core.KeptFiles() if settle_s is None else _core.KeptFiles(settle_s)
         self._memory = memory
         self._clock = clock
         self._lock = threading.Lock()

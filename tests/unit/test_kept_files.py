@@ -659,7 +659,7 @@ def test_pixels_take_the_memory_of_kept_files_if_there_is_no_other(full_device, 
 
     monkeypatch.setattr(torch, "empty_like", empty_like)
     assert full_device.pixels(torch.ones(3)).tolist() == [1.0] * 3
-    full_device.host.taken[0] = torch.zeros(1)  # somebody else's
+    full_device.host.taken[0] = torch.zeros(1)  # another program's
     with pytest.raises(torch.OutOfMemoryError):
         full_device.pixels(torch.ones(3))
 

@@ -231,16 +231,15 @@ class FilesOnDevice:
 
         Not with the lock held: the driver may wait for kernels.
         """
-        while part := next((part for part in self._leaving.copy() if not part.memory.users), None):
-            try:
+        with self._lock:
+            unused = [part for part in self._leaving if not part.memory.users]
+            for part in unused:
                 self._leaving.remove(part)
-            except ValueError:  # another thread frees it
-                continue
+        for part in unused:
             try:
                 self._memory.free(part.memory.address)
             except Exception:  # noqa: BLE001 - as above
-                self._leaving.append(part)
-                return
+                self._leaving.append(part)  # to be tried again
 
 
 def _free_all(memory: Memory, pid: int, *parts: list[_Part]) -> None:

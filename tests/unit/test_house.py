@@ -80,6 +80,7 @@ OWN = {
     "jpeg_index": None,
     "decode": "auto",
     "deferred": True,
+    "device_cache_bytes": 0,
     "on_error": "raise",
     "max_errors": 0.01,
 }

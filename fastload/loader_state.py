@@ -80,7 +80,7 @@ class LoaderState:
         self._closed = False
         self._pool: tuple[int, _core.Pool] | None = None  # with the process that its threads are in
         self._index: tuple[int, _core.JpegIndex] | None = None  # with its process; a fork may copy held locks
-        self._decoders: dict[torch.device, Decoder | str] = {}  # or why there is none
+        self._decoders: dict[torch.device, Decoder] = {}
         self.decode_policies: dict[torch.device, DecodePolicy] = {}
         self._painter: Painter | None = None
         self._indexed = 0, 0  # bytes of the index and images, once it is closed
@@ -118,7 +118,7 @@ class LoaderState:
             from fastload.deferred.staging import paint_images
             from fastload.device.decode.received import Painter
 
-            make_decoder = functools.partial(_decoder_of, weakref.ref(self), loader.decode, route.device)
+            make_decoder = functools.partial(_decoder_of, weakref.ref(self), route.device)
             self._painter = Painter(make_decoder, slots, paint_images, loader.memory_format)
         slots.paints = self._painter.is_ready
         return self._painter
@@ -183,41 +183,44 @@ class LoaderState:
         policy = None if loader.decode == "gpu" else self.decode_policies.setdefault(route.device, DecodePolicy())
         return DecodeChoice(decoder, policy, totals=totals, kept=kept)
 
-    def decoder(self, decode: Decode, device: torch.device, reason: str | None) -> Decoder | None:
+    def decoder(self, decode: Decode, device: torch.device, why_not: str | None = None) -> Decoder | None:
         """Return what decodes on the device, or None if the threads decode.
 
         It is kept across epochs.
 
         Args:
-            decode: The loader's option.
+            decode: The loader's option; ``"gpu"`` waits until kernels are compiled.
             device: Where batches go.
-            reason: Why it cannot; see :class:`~fastload.route.Route`.
+            why_not: Why it cannot; see :class:`~fastload.route.Route`.
 
         Raises:
             RuntimeError: They have to, and ``decode="gpu"``.
         """
         if decode == "cpu":
             return None
-        if reason is None and device not in self._decoders:
+        if why_not is None:
             from fastload.device.decode.files import Decoder
 
-            try:
-                self._decoders[device] = Decoder(device)
-            except Exception as error:  # noqa: BLE001 - driver, NVRTC and loader each have their own
-                self._decoders[device] = f"the kernels cannot be compiled: {type(error).__name__}: {error}"
-        known = self._decoders[device] if reason is None else reason
-        if not isinstance(known, str):
-            return known
+            if device not in self._decoders:
+                self._decoders.setdefault(device, Decoder(device))  # the same one for two threads
+            decoder = self._decoders[device]
+            decoder.waits = decode == "gpu"
+            if decoder.is_ready() or decoder.gave_up is None:
+                return decoder
+            why_not = decoder.gave_up
         if decode == "gpu":
-            raise RuntimeError(f"decode='gpu' cannot be used: {known}")
+            raise RuntimeError(f"decode='gpu' cannot be used: {why_not}")
         return None
 
     def not_decoding_because(self, device: torch.device) -> str | None:
         """Why the device does not decode after all; ``None`` if unknown."""
-        known = self._decoders.get(device)
-        if isinstance(known, str):
-            return known
-        return None if known is None else known.gave_up
+        decoder = self._decoders.get(device)
+        return None if decoder is None else decoder.gave_up
+
+    def compiles(self, device: torch.device) -> bool:
+        """Whether the device's kernels are being compiled, so that it does not decode yet."""
+        decoder = self._decoders.get(device)
+        return decoder is not None and decoder.is_compiling
 
     def with_index(self, loader: LoaderConfig[Any], recipe: Recipe, *, whole: bool = False) -> Recipe:
         """Add the index of JPEG files to what decodes them; it is kept across epochs.
@@ -349,7 +352,7 @@ class LoaderState:
             slots=(counts.slots, counts.slot_bytes, counts.pinned_bytes),
             queues=queues,
             index=self._indexed if index is None else _counts(index[1]),
-            gpu_decode_bytes=sum(decoder.nbytes for decoder in decoders if not isinstance(decoder, str)),
+            gpu_decode_bytes=sum(decoder.nbytes for decoder in decoders),
         )
 
     def check_open(self) -> None:
@@ -410,9 +413,9 @@ def _followed(state: LoaderState) -> SteadyState:
     return SteadyState(snapshot)
 
 
-def _decoder_of(state: Callable[[], LoaderState | None], decode: Decode, device: torch.device) -> Decoder | None:
+def _decoder_of(state: Callable[[], LoaderState | None], device: torch.device) -> Decoder | None:
     found = state()
-    return None if found is None else found.decoder(decode, device, None)
+    return None if found is None else found.decoder("auto", device)
 
 
 def _counts(index: _core.JpegIndex) -> tuple[int, int]:

@@ -52,7 +52,7 @@ def damage(memory: torch.Tensor, number: int, rng: np.random.Generator) -> None:
 def damaged(device: torch.device) -> int:
     """Decode damaged batches; return how many images the kernels refused."""
     contents, rng, refused = files(), np.random.default_rng(0), 0
-    index, pool, decoder = _core.JpegIndex(1 << 22, whole=True), _core.Pool(2), Decoder(device)
+    index, pool, decoder = _core.JpegIndex(1 << 22, whole=True), _core.Pool(2), Decoder(device, waits=True)
     crops = np.array([[0, 0, 0, 0, SIDE, SIDE, 0, 0, SIDE, SIDE, 0, 0]] * IMAGES, np.int32)
     want = torch.zeros(IMAGES, SIDE, SIDE, 3, dtype=torch.uint8)
     pool.submit(contents, want, geometry=crops, index=index).wait()

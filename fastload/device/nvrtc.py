@@ -18,9 +18,9 @@ import importlib.util
 import re
 import threading
 import warnings
-from collections import Counter
+from concurrent.futures import Future
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, Generic, TypeVar
 
 import torch
 
@@ -30,12 +30,16 @@ from fastload._version import with_extra
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
-__all__ = ["build", "lacking", "lacking_package", "launcher", "look_up", "source", "unavailable"]
+__all__ = ["Compiled", "build", "lacking", "lacking_package", "launcher", "look_up", "source", "unavailable"]
 
 THREADS: Final = 256  # per block; the same number as in normalize.cu
 STORE_BYTES: Final = 16
 PLANE_MAX_PX: Final = 2**31 - 1  # pixels of an image, which the planar kernel counts in 32 bits
 KERNELS: Final = {torch.channels_last: "look_up_nhwc", torch.contiguous_format: "look_up_nchw"}
+
+
+Key = TypeVar("Key")
+Made = TypeVar("Made")
 
 
 @dataclass(frozen=True)
@@ -46,70 +50,102 @@ class _Kernel:
     blocks_max: int
 
 
+class Compiled(Generic[Key, Made]):
+    """What is compiled once for each key, in a thread or while somebody waits. Thread-safe.
+
+    Args:
+        compile_one: Returns it, or says why it cannot be had.
+    """
+
+    def __init__(self, compile_one: Callable[[Key], Made | str]) -> None:
+        self._compile_one = compile_one
+        self._lock = threading.Lock()
+        self._jobs: dict[Key, Future[Made | str]] = {}
+
+    def get(self, key: Key) -> Made | str | None:
+        """Return it, or why it cannot be had; ``None`` as long as that is not known."""
+        job = self._jobs.get(key)  # without the lock, because every batch but the first takes this path
+        return job.result() if job is not None and job.done() else None
+
+    def is_compiling(self, key: Key) -> bool:
+        """Whether it was begun and is not there yet."""
+        job = self._jobs.get(key)
+        return job is not None and not job.done()
+
+    def start(self, key: Key) -> None:
+        """Compile it in a thread, unless that was begun. The interpreter waits for that at its exit."""
+        if (job := self._begun(key)) is not None:
+            try:
+                threading.Thread(target=self._run, args=(key, job), name="fastload-nvrtc").start()
+            except RuntimeError:  # no more threads
+                self._run(key, job)
+
+    def wait(self, key: Key) -> Made | str:
+        """Return it, or why it cannot be had, once that is known."""
+        if (job := self._begun(key)) is not None:
+            return self._run(key, job)
+        return self._jobs[key].result()
+
+    def _begun(self, key: Key) -> Future[Made | str] | None:
+        """Return what is to be done now, if it is."""
+        with self._lock:
+            if key in self._jobs:
+                return None
+            job = self._jobs[key] = Future()
+            return job
+
+    def _run(self, key: Key, job: Future[Made | str]) -> Made | str:
+        made: Made | str = "compiling was interrupted"
+        try:
+            made = self._compile_one(key)
+        finally:
+            job.set_result(made)
+        return made
+
+
 class _Loaded:
-    """Kernels compiled in this process, and the reasons for failures. Thread-safe."""
+    """Kernels that look values up, compiled in this process. Thread-safe."""
 
     def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self._kernels: dict[tuple[int, int, int], dict[torch.memory_format, _Kernel]] = {}
-        self._failures: dict[tuple[int, int, int], str] = {}
-        self._asked: Counter[tuple[int, int, int]] = Counter()
-        self._compiling: set[tuple[int, int, int]] = set()  # in a background thread, now or earlier
-        self._asking = threading.Lock()  # guards these two; `_lock` is held while a kernel is compiled
+        self._compiled = Compiled(_load)
+        self._asked: set[tuple[int, int, int]] = set()
 
     def kernel(
         self, index: int, value_bytes: int, channels: int, memory_format: torch.memory_format, *, wait: bool = True
     ) -> _Kernel | None:
         """Return the kernel, compiled if needed, or None if that fails.
 
-        The device must be the current one. Without ``wait``, also None while the kernel is compiled in a background
-        thread. The second call starts that thread, because the first is for a first batch, which must not be delayed.
+        Without ``wait``, also None while the kernel is compiled in a background thread. The second call starts that
+        thread, because the first is for a first batch, which must not be delayed.
         """
         key = (index, value_bytes, channels)
-        kernels = self._kernels.get(key)  # without the lock, because every batch but the first takes this path
-        if kernels is None and not wait:
-            if key not in self._failures:
-                with self._asking:
-                    self._asked[key] += 1
-                    starts = self._asked[key] >= 2 and key not in self._compiling
-                    if starts:
-                        self._compiling.add(key)
-                if starts:
-                    compiler = threading.Thread(target=self._kernel_for, args=key, name="fastload-nvrtc", daemon=True)
-                    with contextlib.suppress(RuntimeError):  # no more threads: torch looks values up
-                        compiler.start()
-            return None
-        if kernels is None:
-            with self._lock:
-                kernels = self._kernels.get(key)
-                if kernels is None and key not in self._failures:
-                    kernels = self._load(key)
-        return None if kernels is None else kernels[memory_format]
-
-    def _kernel_for(self, index: int, value_bytes: int, channels: int) -> None:
-        with torch.cuda.device(index):
-            self.kernel(index, value_bytes, channels, torch.channels_last)
-
-    def _load(self, key: tuple[int, int, int]) -> dict[torch.memory_format, _Kernel] | None:
-        try:
-            kernels = self._kernels[key] = _compile(*key)
-        except ImportError as error:  # not installed, which is no error; the plan says so
-            self._failures[key] = f"cuda.core cannot be imported ({error}); {with_extra('cuda')}"
-        except Exception as error:  # noqa: BLE001 (driver, NVRTC and loader each have their own errors)
-            self._failures[key] = f"the kernel cannot be compiled: {type(error).__name__}: {error}"
-            with contextlib.suppress(RuntimeWarning):  # the loader goes on even if warnings are errors
-                warnings.warn(
-                    f"images are normalized by torch on cuda:{key[0]}, same values but slower: {self._failures[key]}",
-                    RuntimeWarning,
-                    stacklevel=2,
-                )
-        else:
-            return kernels
-        return None
+        made = self._compiled.get(key)
+        if made is None and wait:
+            made = self._compiled.wait(key)
+        elif made is None and key in self._asked:
+            self._compiled.start(key)
+        self._asked.add(key)
+        return made[memory_format] if isinstance(made, dict) else None
 
     def failure(self, index: int, value_bytes: int, channels: int) -> str | None:
         """Why the kernel is not available; None if it is, or was never requested."""
-        return self._failures.get((index, value_bytes, channels))
+        made = self._compiled.get((index, value_bytes, channels))
+        return made if isinstance(made, str) else None
+
+
+def _load(key: tuple[int, int, int]) -> dict[torch.memory_format, _Kernel] | str:
+    """Compile the kernels that look values up, or say why that fails, and warn."""
+    try:
+        with torch.cuda.device(key[0]):
+            return _compile(*key)
+    except ImportError as error:  # not installed, which is no error; the plan says so
+        return f"cuda.core cannot be imported ({error}); {with_extra('cuda')}"
+    except Exception as error:  # noqa: BLE001 (driver, NVRTC and loader each have their own errors)
+        why = f"the kernel cannot be compiled: {type(error).__name__}: {error}"
+        with contextlib.suppress(RuntimeWarning):  # the loader goes on even if warnings are errors
+            told = f"images are normalized by torch on cuda:{key[0]}, same values but slower: {why}"
+            warnings.warn(told, RuntimeWarning, stacklevel=2)
+        return why
 
 
 _loaded = _Loaded()

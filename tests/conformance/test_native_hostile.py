@@ -737,7 +737,8 @@ def test_samples_made_in_python_are_counted(monkeypatch, backend):
         list(loader)
         assert loader.stats().since(before).python_images == 6
         made = re.search(r"(\d+) of (\d+) samples \(12%\) were made in Python", str(loader.report()))
-        assert made is not None and 8 * int(made[1]) == int(made[2])  # one a batch, however long the warm-up was
+        assert made is not None
+        assert 8 * int(made[1]) == int(made[2])  # one a batch, however long the warm-up was
 
 
 @pytest.mark.parametrize("backend", ["host", "device"])

@@ -124,7 +124,13 @@ def test_batches_of_the_gpu_and_of_threads_in_turns(folder: Path, monkeypatch: p
         turns.append(("find", "threads", "scan")[len(turns) % 3])
         return turns[-1], False
 
+    def waits(self: Decoder, *, steps: bool = False) -> bool:
+        self.waits = True
+        return is_ready(self, steps=steps)
+
     turns: list[Side] = []
+    is_ready = Decoder.is_ready
+    monkeypatch.setattr(Decoder, "is_ready", waits)
     want, _ = epochs(folder, "train", 6, decode="cpu")
     monkeypatch.setattr(DecodePolicy, "choose", choose)
     monkeypatch.setattr(DecodePolicy, "note", lambda self, made, clock=None: noted.append(made))

@@ -14,6 +14,7 @@ from torch.utils.data import Dataset, default_collate, get_worker_info
 from fastload import FastLoader
 from fastload.deferred import stacks
 from fastload.deferred.content import Content
+from fastload.device.decode import files as decode
 from fastload.device.decode.files import Decoder, DecodeRun
 from fastload.loader_state import state_of
 
@@ -76,6 +77,14 @@ def lists(samples: list[dict[str, Any]]) -> Any:
 
 def install(worker: int) -> None:
     stacks.install()
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _compiled() -> None:
+    """Loaders that compile in threads have the kernels at once."""
+    for file in decode.KERNELS:
+        with torch.cuda.device(0):
+            decode._kernels(0, file)
 
 
 def checked(dataset: Deferring, *, epochs: int = 4, breaks: bool = False, **options: Any) -> FastLoader[Any]:
@@ -168,10 +177,10 @@ def test_workers_paint_when_the_device_has_no_memory_left(monkeypatch: pytest.Mo
 
 
 def test_workers_paint_without_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
-    def no_decoder(self: Decoder, device: torch.device) -> None:
+    def no_kernels(index: int, file: str) -> None:
         raise ImportError("as if")
 
-    monkeypatch.setattr(Decoder, "__init__", no_decoder)
+    monkeypatch.setattr(decode, "_kernels", no_kernels)
     with checked(Deferring()) as loader:
         assert loader.stats().gpu_images == 0
 

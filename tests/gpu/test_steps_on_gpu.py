@@ -115,7 +115,7 @@ def test_convolutions_have_the_bits_of_torchvision(taps: tuple[int, int]) -> Non
         noise(150, 200, number).save(file, "JPEG", **BASELINE[number % len(BASELINE)])
     contents = [file.getvalue() for file in files]
     device, (height, width) = torch.device("cuda", 0), (101, 130)
-    decoder, pool = Decoder(device), _core.Pool(2)
+    decoder, pool = Decoder(device, waits=True), _core.Pool(2)
     for sigma in (0.1, 0.5, 2.0):
         how = [taps[1], taps[0]], [sigma, 1.3 * sigma]
         kernel = _misc._get_gaussian_kernel2d(*how, dtype=torch.float32, device=torch.device("cpu"))

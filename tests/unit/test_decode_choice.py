@@ -297,6 +297,9 @@ class FilesOf:
     most_samples: int | None = None
     left = 0
 
+    def is_ready(self) -> bool:
+        return self.gave_up is None
+
     def to_learn(self) -> FilesOf | None:
         return self if self.left else None
 

@@ -13,6 +13,7 @@ from torchvision.datasets import ImageFolder
 
 from fastload import FastLoader
 from fastload.device.decode import loader_allows
+from fastload.device.decode.files import Decoder
 from fastload.device.decode.policy import DecodePolicy
 from fastload.device.timing import DeviceClock
 from fastload.loader_state import state_of
@@ -180,15 +181,21 @@ def test_the_plan_says_what_was_decided_and_why(loader: FastLoader[Any]) -> None
 
 
 def test_the_plan_says_why_the_gpu_was_given_up(loader: FastLoader[Any]) -> None:
-    class Decoder:
-        gave_up = "the GPU had no memory left to decode in"
-
-    decoders: dict[Any, Any] = state_of(loader)._decoders
-    decoders[torch.device("cuda", 0)] = Decoder()
+    decoder = state_of(loader).decoder("auto", torch.device("cuda", 0))
+    decoder.gave_up = "the GPU had no memory left to decode in"
     told = "decode threads decode every image: "
     assert note_of(loader, figures(idle_s=0.0)) == f"{told}the GPU had no memory left to decode in"
-    decoders[torch.device("cuda", 0)] = "the kernels cannot be compiled: ImportError: no NVRTC"
-    assert note_of(loader, figures(idle_s=0.0)) == f"{told}the kernels cannot be compiled: ImportError: no NVRTC"
+
+
+def test_the_plan_says_that_threads_decode_while_kernels_are_compiled(
+    loader: FastLoader[Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Decoder, "is_compiling", True)
+    device = torch.device("cuda", 0)
+    state_of(loader).decoder("auto", device)
+    state_of(loader).decode_policies[device] = DecodePolicy()
+    now = "; now threads decode, as the GPU's kernels are being compiled"
+    assert note_of(loader, figures(idle_s=0.0)).endswith(now)
 
 
 def test_the_plan_says_who_makes_the_pixels_of_deferred_images(loader: FastLoader[Any]) -> None:
@@ -206,8 +213,7 @@ def test_the_plan_says_who_makes_the_pixels_of_deferred_images(loader: FastLoade
     assert says(replace(route, no_slots="nothing can be pinned"), none) == workers
     assert says(replace(route, not_on_gpu="decode='cpu'"), none) == workers
     assert says(replace(route, device=torch.device("cpu")), none) == workers
-    decoders: dict[Any, Any] = state_of(loader)._decoders
-    decoders[torch.device("cuda", 0)] = "the kernels cannot be compiled: ImportError: no NVRTC"
+    state_of(loader).decoder("auto", torch.device("cuda", 0)).gave_up = "the GPU had no memory left to decode in"
     assert says(route, none) == workers
     looked = make_stats(Totals({"made:deferred": 7000, "made:looked_at": 12}))
     assert says(route, looked) == f"{workers}; so far of 7,000 images, which the program looked at 12 times before"

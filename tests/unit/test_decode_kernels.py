@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
 import io
 import itertools
 import os
+import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import numpy as np
 import pytest
@@ -26,6 +29,7 @@ from fastload import FastLoader, _core, loader_state
 from fastload.device.decode import files as decode
 from fastload.device.decode.choice import DecodeChoice
 from fastload.device.decode.policy import DecodePolicy
+from fastload.memory.buffers import BufferPool
 from fastload.native import pipeline as decode_pipeline
 from fastload.native.pipeline import DECODING
 from fastload.options import Options
@@ -379,33 +383,111 @@ def test_decode_is_one_of_three():
         Options(decode="cuda")  # type: ignore[arg-type]
 
 
-def test_kernels_that_cannot_be_compiled_leave_decoding_to_the_threads(monkeypatch):
-    def refuse(device: torch.device) -> None:
-        asked.append(device)
-        raise ImportError("no cuda.core")
+@pytest.fixture
+def compiled(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
+    """What compiling a file returns, or raises; or an event first, which it waits for."""
+    made: dict[str, Any] = {file: {name: name for name in names} for file, names in decode.KERNELS.items()}
 
-    asked: list[torch.device] = []
-    device = torch.device("cuda", 0)
-    monkeypatch.setattr(decode, "Decoder", refuse)
-    loader, state = FastLoader([0], device="cpu"), loader_state.LoaderState()
-    assert state.decoder(loader.decode, device, None) is None
-    loader.decode = "gpu"
-    with pytest.raises(
-        RuntimeError, match="decode='gpu' cannot be used: the kernels cannot be compiled: ImportError: no"
-    ):
-        state.decoder(loader.decode, device, None)
-    assert asked == [device]
-    loader.decode = "cpu"
-    assert state.decoder(loader.decode, device, None) is None
+    def compile_one(index: int, file: str) -> Any:
+        if isinstance(made[file], threading.Event):
+            made[file].wait()
+            return {name: name for name in decode.KERNELS[file]}
+        if isinstance(made[file], Exception):
+            raise made[file]
+        return made[file]
+
+    monkeypatch.setattr(decode, "_kernels", compile_one)
+    monkeypatch.setattr(torch.cuda, "device", lambda device: contextlib.nullcontext())
+    monkeypatch.setattr(decode, "BufferPool", lambda: BufferPool(lambda nbytes: torch.empty(nbytes, dtype=torch.uint8)))
+    return made
+
+
+DEVICE = torch.device("cuda", 0)
+
+
+def choice_of(state: loader_state.LoaderState, how: str) -> DecodeChoice | None:
+    loader = FastLoader([0], device="cpu")
+    loader.decode = how
+    return state.decode_choice(loader, mock.Mock(device=DEVICE, not_on_gpu=None), None)
+
+
+def test_kernels_that_cannot_be_compiled_leave_decoding_to_the_threads(compiled, recwarn):
+    compiled["decode.cu"] = ImportError("no cuda.core")
+    why = "the kernels cannot be compiled: ImportError: no cuda.core"
+    with pytest.raises(RuntimeError, match=f"decode='gpu' cannot be used: {why}"):
+        choice_of(loader_state.LoaderState(), "gpu")
+    state = loader_state.LoaderState()
+    choice = choice_of(state, "auto")
+    choice.note(mock.Mock(staged=None), 0.0, 1)
+    finish_compiling()
+    assert choice.files(torch.zeros(1), lambda pixels: [pixels]) is None
+    assert state.not_decoding_because(DEVICE) == state.decode_policies[DEVICE].why == why
+    assert choice_of(state, "auto") is None
+    assert choice_of(state, "cpu") is None
+    assert not [warning for warning in recwarn if "compiled" in str(warning.message)]  # the plan says it
+
+
+def finish_compiling() -> None:
+    for thread in threading.enumerate():
+        if thread.name == "fastload-nvrtc":
+            thread.join(20)
+
+
+def test_threads_decode_while_kernels_are_compiled(compiled):
+    """Which is begun once a first batch was made, and is nothing that the policy learns from."""
+    compiled["decode.cu"] = may_end = threading.Event()
+    state, noted = loader_state.LoaderState(), mock.Mock()
+    choice = choice_of(state, "auto")
+    state.decode_policies[DEVICE].note = noted
+    pixels = torch.zeros(2, 3, 3, 3, dtype=torch.uint8)
+    for batch in range(3):
+        assert choice.files(pixels, lambda pixels: [pixels]) is None
+        assert state.compiles(DEVICE) is (batch > 0)
+        assert choice.note(mock.Mock(staged=None), 0.0, 1) == 0
+    assert noted.call_count == 0
+    may_end.set()
+    finish_compiling()
+    assert not state.compiles(DEVICE)
+    assert isinstance(choice.files(pixels, lambda pixels: [pixels]), decode.StagedFiles)
+    assert choice_of(loader_state.LoaderState(), "gpu") is not None  # waits
+
+
+@pytest.mark.parametrize("why", [None, "the kernel for transforms cannot be compiled: ValueError: odd"])
+def test_threads_decode_batches_with_steps_until_the_kernel_for_these_is_there(compiled, monkeypatch, why):
+    """The first such batch goes to the device, where nothing is launched."""
+    compiled["steps.cu"] = may_end = threading.Event()
+    monkeypatch.setattr(torch.cuda, "Event", lambda **_: mock.Mock())
+    state = loader_state.LoaderState()
+    decoder, choice = state.decoder("auto", DEVICE), choice_of(state, "auto")
+    choice.note(mock.Mock(staged=None), 0.0, 1)
+    finish_compiling()
+    pixels = torch.zeros(2, 3, 3, 3, dtype=torch.uint8)
+    assert choice.files(pixels, lambda pixels: [pixels]) is not None
+    run = decode.DecodeRun(decoder, torch.zeros(16, dtype=torch.uint8), torch.zeros(2, dtype=torch.int32))
+    run.start(decode.StagedLayout(b"\1", 16, (0,) * 5, (0, 0), [(0,) * 12 + (True,)]), pixels, None, learns=False)
+    assert run.bad.tolist() == [1, 1]
+    assert choice.files(pixels, lambda pixels: [pixels]) is None
+    assert decoder.gave_up is None
+    if why is not None:
+        compiled["steps.cu"] = ValueError("odd")
+    with pytest.warns(RuntimeWarning, match=why) if why else contextlib.nullcontext():
+        choice.note(mock.Mock(staged=None), 0.0, 1)
+        may_end.set()
+        finish_compiling()
+    assert (choice.files(pixels, lambda pixels: [pixels]) is None) is (why is not None)
+    assert decoder.gave_up == state.not_decoding_because(DEVICE) == why
 
 
 class HostDecoder:
     """Decodes on the CPU what a GPU would."""
 
-    gave_up = None
+    gave_up, is_compiling = None, False
 
     def __init__(self, kernels: KernelsOnCpu) -> None:
         self.kernels = kernels
+
+    def is_ready(self) -> bool:
+        return True
 
     def to_learn(self) -> None:
         return None

@@ -8,9 +8,7 @@ import importlib.util
 import pickle
 import sys
 import threading
-import time
 import warnings
-from collections import Counter
 from typing import Any
 
 import numpy as np
@@ -234,6 +232,7 @@ def test_wide_where_every_address_is_a_multiple(levels, out, plane_px, value_byt
 def loaded(monkeypatch) -> nvrtc._Loaded:
     fresh = nvrtc._Loaded()
     monkeypatch.setattr(nvrtc, "_loaded", fresh)
+    monkeypatch.setattr(torch.cuda, "device", lambda index: contextlib.nullcontext())
     return fresh
 
 
@@ -271,7 +270,6 @@ def test_a_kernel_that_nobody_waits_for_is_compiled_beside_the_second_batch(monk
         return {torch.channels_last: "the kernel"}
 
     monkeypatch.setattr(nvrtc, "_compile", compile_slowly)
-    monkeypatch.setattr(torch.cuda, "device", lambda index: contextlib.nullcontext())
     assert loaded.kernel(0, 4, 3, torch.channels_last, wait=False) is None
     assert not compiled
     assert [loaded.kernel(0, 4, 3, torch.channels_last, wait=False) for _ in range(3)] == [None] * 3
@@ -281,36 +279,12 @@ def test_a_kernel_that_nobody_waits_for_is_compiled_beside_the_second_batch(monk
     assert compiled == ["fastload-nvrtc"]
 
 
-def test_two_threads_that_ask_at_once_do_not_step_past_the_compilation(monkeypatch, loaded):
-    compiled = []
-
-    class Slow(Counter):
-        def __setitem__(self, key, value):
-            super().__setitem__(key, value)
-            time.sleep(0.2)  # another thread counts, too, before this one looks at the sum
-
-    loaded._asked = Slow()
-    monkeypatch.setattr(loaded, "_kernel_for", lambda *key: compiled.append(key))
-    ask = lambda: loaded.kernel(0, 4, 3, torch.channels_last, wait=False)  # noqa: E731
-    ask()
-    both = [threading.Thread(target=ask) for _ in range(2)]
-    for thread in both:
-        thread.start()
-    for thread in both:
-        thread.join()
-    for thread in threading.enumerate():
-        if thread.name == "fastload-nvrtc":
-            thread.join()
-    assert compiled == [(0, 4, 3)]
-
-
 def test_a_device_without_kernel_is_named():
     assert nvrtc.unavailable(torch.device("cpu"), torch.float32, 3) == "the kernel is for CUDA devices"
 
 
 def test_what_a_plan_can_know_without_compiling(monkeypatch, loaded):
     device = torch.device("cuda", 0)
-    monkeypatch.setattr(nvrtc, "_compile", lambda *_: pytest.fail("compiled"))
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
     assert nvrtc.lacking(device, torch.float32, 3) == (
         "cuda.core is not installed; in fastload's checkout: pip install '.[cuda]'"
@@ -318,17 +292,21 @@ def test_what_a_plan_can_know_without_compiling(monkeypatch, loaded):
     assert nvrtc.lacking(torch.device("cpu"), torch.float32, 3) is None
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: name)
     assert nvrtc.lacking(device, torch.float32, 3) is None
-    loaded._failures[0, 4, 3] = "no such architecture"
-    assert nvrtc.lacking(device, torch.float32, 3) == "no such architecture"
+    compiled = []
+    monkeypatch.setattr(nvrtc, "_compile", lambda *key: compiled.append(key) or {}["no such architecture"])
+    assert nvrtc.lacking(device, torch.float32, 3) is None
+    assert not compiled
+    with pytest.warns(RuntimeWarning, match="slower"):
+        loaded.kernel(0, 4, 3, torch.channels_last)
+    assert nvrtc.lacking(device, torch.float32, 3) == "the kernel cannot be compiled: KeyError: 'no such architecture'"
 
 
-def test_a_kernel_that_cannot_be_compiled_stops_no_loader_where_warnings_are_errors(monkeypatch):
+def test_a_kernel_that_cannot_be_compiled_stops_no_loader_where_warnings_are_errors(monkeypatch, loaded):
     def fails(*_):
         raise RuntimeError("no such architecture")
 
     monkeypatch.setattr(nvrtc, "_compile", fails)
-    loaded = nvrtc._Loaded()
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        assert loaded._load((0, 4, 3)) is None
+        assert loaded.kernel(0, 4, 3, torch.channels_last) is None
     assert "no such architecture" in loaded.failure(0, 4, 3)

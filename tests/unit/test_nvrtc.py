@@ -63,3 +63,47 @@ def test_a_thread_makes_a_device_current_when_it_changes(monkeypatch: pytest.Mon
         thread.start()
         thread.join()
     assert made == [0, 1, 0, 0] * 2
+
+
+def test_what_is_compiled_once_is_there_for_all_who_ask():
+    may_end, made = threading.Event(), []
+
+    def compile_one(key: str) -> list[str] | str:
+        made.append((key, threading.current_thread().name))
+        may_end.wait(20)
+        return f"no {key}" if key == "bad" else [key]
+
+    compiled = nvrtc.Compiled(compile_one)
+    assert compiled.get("good") is None
+    for key in ("good", "bad", "good"):
+        compiled.start(key)
+    assert compiled.is_compiling("good")
+    assert compiled.get("good") is None
+    waiting = [threading.Thread(target=compiled.wait, args=("good",)) for _ in range(3)]
+    for thread in waiting:
+        thread.start()
+    may_end.set()
+    for thread in waiting:
+        thread.join(20)
+    assert compiled.wait("bad") == compiled.get("bad") == "no bad"
+    assert compiled.wait("good") is compiled.get("good")
+    assert compiled.wait("other") == ["other"]
+    assert not compiled.is_compiling("good")
+    assert sorted(made) == [("bad", "fastload-nvrtc"), ("good", "fastload-nvrtc"), ("other", "MainThread")]
+
+
+def test_an_interrupted_compilation_keeps_nobody_waiting():
+    def compile_one(key: str) -> str:
+        raise KeyboardInterrupt
+
+    compiled = nvrtc.Compiled(compile_one)
+    with pytest.raises(KeyboardInterrupt):
+        compiled.wait("key")
+    assert compiled.wait("key") == "compiling was interrupted"
+
+
+def test_without_threads_it_is_compiled_at_once(monkeypatch):
+    monkeypatch.setattr(threading.Thread, "start", lambda self: (_ for _ in ()).throw(RuntimeError("no more")))
+    compiled = nvrtc.Compiled(str.upper)
+    compiled.start("key")
+    assert compiled.get("key") == "KEY"

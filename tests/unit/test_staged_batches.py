@@ -59,11 +59,17 @@ class CpuDecoder:
     """Stands for what decodes on a device."""
 
     device = torch.device("cpu")
-    gave_up = None
+    gave_up, is_compiling = None, False
     nbytes = 0
 
     def __init__(self):
         self.turn = threading.Lock()
+
+    def is_ready(self, *, steps=False):
+        return self.gave_up is None
+
+    def prepare(self):
+        pass
 
     def pinned(self, nbytes):
         return torch.empty(nbytes, dtype=torch.uint8)

@@ -84,8 +84,8 @@ class DecodeChoice:
         return files
 
     def _files(self, pixels: torch.Tensor, by_view: Callable[[torch.Tensor], list[torch.Tensor]]) -> StagedFiles | None:
-        if self._decoder.gave_up is not None:
-            if self._policy is not None:
+        if not self._decoder.is_ready():
+            if self._policy is not None and self._decoder.gave_up is not None:
                 self._policy.give_up(self._decoder.gave_up)
             return None
         if self._policy is None:
@@ -122,6 +122,10 @@ class DecodeChoice:
         Returns:
             How many of its images the GPU has decoded.
         """
+        if not self._decoder.is_ready():
+            self._decoder.prepare()  # not before, as a first batch must not be delayed
+            if batch.staged is None and self._decoder.gave_up is None:
+                return 0  # the policy learns from what follows
         staged, images = batch.staged, len(batch.sources)
         side: Side = "threads"
         on_gpu = new = probed = 0

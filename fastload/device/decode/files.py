@@ -167,46 +167,84 @@ def launches(
 class Decoder:
     """Decodes on one device and one of its streams, for a loader's iterators. Thread-safe.
 
+    Its kernels are compiled in threads, as that takes a second or two, and those for steps only once there are steps.
+
     Args:
         device: A CUDA device, with an index.
-
-    Raises:
-        Exception: The kernels cannot be compiled or loaded (ImportError: there is no ``cuda.core``).
+        waits: Whether it waits for its kernels.
 
     Attributes:
+        waits: See there.
+        kernels: Those that are compiled, by name.
         kept: The files that stay in the device's memory, if any do.
+        turn: Of a batch, whose copy and kernels no other's may come between.
+        gave_up: Why the threads decode everything after all, if they do.
     """
 
-    def __init__(self, device: torch.device) -> None:
+    def __init__(self, device: torch.device, *, waits: bool = False) -> None:
         self.device = device
+        self.waits = waits
+        self.kernels: dict[str, Any] = {}
         self.kept: FilesOnDevice | None = None
-        with torch.cuda.device(device):
-            self.kernels = dict(_kernels(device.index, "decode.cu"))
+        self.turn = threading.RLock()
+        self.gave_up: str | None = None
+        self._compiled = nvrtc.Compiled(self._compile)
+        self._sources: tuple[str, ...] = ("decode.cu",)  # of the kernels that batches need
         self._lock = threading.Lock()
-        self.turn = threading.Lock()  # of a batch, whose copy and kernels no other's may come between
         self._bytes_per_image = FIRST_BYTES_PER_IMAGE
         self._files_max = int(_FILES_MAX_SHARE * usable_memory_bytes())
         self._found: deque[_core.FoundPoints] = deque(maxlen=_FOUND_MAX)
         self._buffers = BufferPool()
         self._kept: dict[str, torch.Tensor] = {}
         self._pixel_bytes = 0  # most of a batch
-        self.gave_up: str | None = None  # the reason, if the threads decode everything after all
 
-    def add_steps(self) -> bool:
-        """Compile the kernel that runs steps, and return whether it can be used.
+    def is_ready(self, *, steps: bool = False) -> bool:
+        """Whether the kernels can be launched.
 
-        That takes longer than all others, so it is left until there are steps. Warns if it cannot be used.
+        Gives up if they never can be.
+
+        Args:
+            steps: Whether batches have steps; then later ones are expected to have some, too.
         """
-        if "steps" not in self.kernels:
-            try:
-                with torch.cuda.device(self.device):
-                    self.kernels.update(_kernels(self.device.index, "steps.cu"))
-            except Exception as error:  # noqa: BLE001 - driver, NVRTC and loader each have their own
-                reason = f"the kernel for transforms cannot be compiled: {type(error).__name__}: {error}"
-                with contextlib.suppress(RuntimeWarning):  # the loader goes on even if warnings are errors
-                    warnings.warn(f"decode threads decode every image: {reason}", RuntimeWarning, stacklevel=2)
+        if self.gave_up is not None:
+            return False
+        if steps:
+            self._sources = tuple(KERNELS)
+        for file in self._sources:
+            if KERNELS[file][0] in self.kernels:
+                continue
+            made = self._compiled.wait(file) if self.waits else self._compiled.get(file)
+            if made is None:
                 return False
+            if isinstance(made, str):
+                with self.turn:
+                    self.give_up(made)
+                return False
+            self.kernels.update(made)
         return True
+
+    def prepare(self) -> None:
+        """Compile in threads what batches need."""
+        for file in self._sources:
+            if KERNELS[file][0] not in self.kernels:
+                self._compiled.start(file)
+
+    @property
+    def is_compiling(self) -> bool:
+        """Whether its kernels are being compiled, so that threads decode meanwhile."""
+        return any(map(self._compiled.is_compiling, self._sources))
+
+    def _compile(self, file: str) -> dict[str, Any] | str:
+        what = "the kernels" if file == "decode.cu" else "the kernel for transforms"
+        try:
+            with torch.cuda.device(self.device):
+                return dict(_kernels(self.device.index, file))
+        except Exception as error:  # noqa: BLE001 - driver, NVRTC and loader each have their own
+            why = f"{what} cannot be compiled: {type(error).__name__}: {error}"
+            if not isinstance(error, ImportError):  # not installed, which is no error; the plan says so
+                with contextlib.suppress(RuntimeWarning):  # the loader goes on even if warnings are errors
+                    warnings.warn(f"decode threads decode every image: {why}", RuntimeWarning, stacklevel=2)
+            return why
 
     def files(
         self,
@@ -375,8 +413,8 @@ class DecodeRun:
         timed = timing is not None and timing.is_timed
         self._began = gave_up = None
         failed = False
-        if any(chunk[-1] for chunk in layout.chunks) and not self._decoder.add_steps():
-            gave_up = "the kernel for transforms cannot be compiled"
+        if not self._decoder.is_ready(steps=any(chunk[-1] for chunk in layout.chunks)):
+            failed = True
         else:
             try:
                 used, point_bytes = layout.used, layout.search[-1]

@@ -7,11 +7,9 @@ the slot is busy until that is known.
 
 from __future__ import annotations
 
-import contextlib
 import functools
-import threading
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
 import numpy as np
@@ -315,41 +313,29 @@ class Painter:
     paint: PaintImages
     memory_format: torch.memory_format | None
     decoder: Decoder | None = None
-    _thread: threading.Thread | None = field(default=None, init=False)
-    _is_over: bool = field(default=False, init=False)
 
     def begin(self) -> bool:
         """Note that workers have batches to stage; return whether the device will paint them.
 
-        The first call compiles the kernels in a thread.
+        The first call has the kernels compiled.
         """
-        if self._thread is None:
-            thread = threading.Thread(target=self._prepare, name="fastload-kernels", daemon=True)
-            try:
-                thread.start()
-            except RuntimeError:  # no more threads
-                self._is_over = True
-            self._thread = thread
-        return not self._gave_up()
-
-    def _prepare(self) -> None:
-        with contextlib.suppress(Exception):  # whatever the driver raises: workers go on to paint
+        if self.decoder is None:
             self.decoder = self.make_decoder()
-        self._is_over = self.decoder is None
+            if self.decoder is None:
+                return False
         self.slots.paints = self.is_ready
+        self.decoder.prepare()
+        return self.decoder.gave_up is None
 
     @property
     def is_ready(self) -> bool:
         """Whether the device paints."""
-        return self.decoder is not None and not self._gave_up()
-
-    def _gave_up(self) -> bool:
-        return self._is_over or (self.decoder is not None and self.decoder.gave_up is not None)
+        return self.decoder is not None and self.decoder.is_ready(steps=True)
 
     @property
     def is_preparing(self) -> bool:
         """Whether the kernels are being compiled."""
-        return self.decoder is None and not self._is_over
+        return self.decoder is not None and self.decoder.is_compiling
 
     def leaf_or(self, others: Callable[[Any], Any], files: ReceivedFiles, leaf: Any) -> Any:
         """Return a staged tensor's leaf, or ``others(leaf)``."""
@@ -359,6 +345,6 @@ class Painter:
         """Return a batch's files."""
         if self.decoder is None:
             raise RuntimeError("a batch is staged before its device can paint it")
-        if self._gave_up():
+        if self.decoder.gave_up is not None:
             self.slots.paints = False
         return ReceivedFiles(self.decoder, batch, memory, self.paint)

@@ -51,10 +51,10 @@ class _Kernel:
 
 
 class Compiled(Generic[Key, Made]):
-    """What is compiled once for each key, in a thread or while somebody waits. Thread-safe.
+    """Compiles once for each key, in a thread or while its caller waits. Thread-safe.
 
     Args:
-        compile_one: Returns it, or says why it cannot be had.
+        compile_one: Returns it, or says why it fails.
     """
 
     def __init__(self, compile_one: Callable[[Key], Made | str]) -> None:
@@ -63,7 +63,7 @@ class Compiled(Generic[Key, Made]):
         self._jobs: dict[Key, Future[Made | str]] = {}
 
     def get(self, key: Key) -> Made | str | None:
-        """Return it, or why it cannot be had; ``None`` as long as that is not known."""
+        """Return it, or why it failed; ``None`` if that is not known yet."""
         job = self._jobs.get(key)  # without the lock, because every batch but the first takes this path
         return job.result() if job is not None and job.done() else None
 
@@ -73,7 +73,10 @@ class Compiled(Generic[Key, Made]):
         return job is not None and not job.done()
 
     def start(self, key: Key) -> None:
-        """Compile it in a thread, unless that was begun. The interpreter waits for that at its exit."""
+        """Compile it in a thread, unless that was begun.
+
+        The interpreter waits for the thread at its exit.
+        """
         if (job := self._begun(key)) is not None:
             try:
                 threading.Thread(target=self._run, args=(key, job), name="fastload-nvrtc").start()
@@ -81,7 +84,7 @@ class Compiled(Generic[Key, Made]):
                 self._run(key, job)
 
     def wait(self, key: Key) -> Made | str:
-        """Return it, or why it cannot be had, once that is known."""
+        """Return it, or why it failed, once that is known."""
         if (job := self._begun(key)) is not None:
             return self._run(key, job)
         return self._jobs[key].result()

@@ -434,7 +434,7 @@ def finish_compiling() -> None:
 
 
 def test_threads_decode_while_kernels_are_compiled(compiled):
-    """Which is begun once a first batch was made, and is nothing that the policy learns from."""
+    """It begins with the first batch that was made; the policy learns nothing meanwhile."""
     compiled["decode.cu"] = may_end = threading.Event()
     state, noted = loader_state.LoaderState(), mock.Mock()
     choice = choice_of(state, "auto")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import random
 from collections import Counter, defaultdict
 from collections.abc import Sequence
 from typing import Any, TypeVar
@@ -15,6 +16,11 @@ T = TypeVar("T")
 QUICK_SHARE = 0.1
 QUICK_STRIDE = 7
 AT_LEAST = 8
+QUICK_CASES = 3
+"""Cases of a test in a quick run."""
+
+SLOW_CASES = 2
+"""Cases of a slow test with ``--slow``."""
 
 
 def load_profile(*, everything: bool) -> None:
@@ -53,6 +59,23 @@ def beyond_pairs(items: list[pytest.Item]) -> set[pytest.Item]:
         if hasattr(item, "callspec"):
             tests[item.nodeid.partition("[")[0]].append(item)
     return {item for of_one in tests.values() for item in set(of_one) - _chosen(of_one)}
+
+
+def beyond_few(items: list[pytest.Item], *, slow: bool) -> set[pytest.Item]:
+    """Return tests without which a few of each test's cases are left, always the same ones.
+
+    Args:
+        items: The tests.
+        slow: Whether slow ones run, too; then only their cases are left out.
+    """
+    tests, most = defaultdict(list), SLOW_CASES if slow else QUICK_CASES
+    for item in items:
+        if not slow or item.get_closest_marker("slow") is not None:
+            tests[item.nodeid.partition("[")[0]].append(item)
+    dropped = set[pytest.Item]()
+    for name, cases in tests.items():
+        dropped |= set(cases) - {*random.Random(name).sample(cases, min(len(cases), most))}
+    return dropped
 
 
 def _chosen(items: list[Any]) -> set[Any]:

@@ -167,6 +167,7 @@ def assert_as_by_hand(dataset: Any, mode: str, make_options: Any, bad: Any = BAD
     assert len(listed(loader)) == len(bad)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("num_workers", SOME_WORKERS)
 def test_batches_and_draws_are_as_by_hand(mode, num_workers):
@@ -201,6 +202,7 @@ def samplers() -> dict[str, Any]:
     }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("num_workers", [0, 2])
 def test_every_sampler_is_as_by_hand(mode, num_workers):
@@ -266,6 +268,7 @@ def resizing() -> Any:
     return v1.Compose([v1.Resize(48), v1.CenterCrop(40), v1.ToTensor()])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("num_workers", SOME_WORKERS)
 def test_native_batches_and_draws_are_as_by_hand(tmp_path, mode, num_workers):
@@ -277,6 +280,7 @@ def test_native_batches_and_draws_are_as_by_hand(tmp_path, mode, num_workers):
     check_each(one, [1, 4, 7])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("num_workers", [2, pytest.param(0, marks=pytest.mark.slow)])
 def test_native_samples_in_other_places_are_as_by_hand(tmp_path, mode, num_workers):
@@ -341,6 +345,7 @@ def test_lazy_images_are_blamed_on_their_samples(tmp_path, mode):
     assert loader.stats().deferred_images > 0
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("mode", MODES)
 def test_randomness_by_sample_is_the_same_for_any_number_of_workers(tmp_path, mode):
     dataset = folder_of(tmp_path / "files", drawing())
@@ -397,6 +402,7 @@ def test_a_loader_goes_on_in_the_middle(mode, num_workers):
         check(lambda: make(persistent_workers=True), [(0, 4), (1, 2)])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("num_workers", [0, 2])
 def test_a_native_loader_goes_on_in_the_middle(tmp_path, mode, num_workers):
@@ -500,6 +506,7 @@ def test_a_native_batch_without_samples_is_left_out(tmp_path):
     check_each(one, [0, 1, 2], [drawing()])
 
 
+@pytest.mark.slow
 def test_max_errors_is_a_count_of_samples_or_a_share():
     def ended(max_errors, bad, count, num_workers, epochs=1):
         loader = FastLoader(Faulty(bad, count), 10, num_workers=num_workers, on_error="skip", max_errors=max_errors)
@@ -544,6 +551,7 @@ def test_native_errors_beyond_max_errors_end_the_run(tmp_path):
     check_each(one, [0, 2])
 
 
+@pytest.mark.slow
 def test_errors_are_logged_once_with_index_and_file(tmp_path, caplog):
     dataset = folder_of(tmp_path / "files", resizing())
 
@@ -610,6 +618,7 @@ def test_an_iterable_that_goes_on_gives_the_rest(num_workers):
     assert batches({0, 3}, batch_size=None) == [1, 2, *range(4, 12)]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("num_workers", [0, 2])
 def test_an_iterable_goes_on_in_the_middle(num_workers):
     def make():
@@ -825,6 +834,7 @@ class Pairs(Dataset):
         return tuple(self.transform(self.folder.loader(part.source)) for part in self.encoded(index))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("num_workers", [2, pytest.param(0, marks=pytest.mark.slow)])
 def test_samples_of_several_files_are_as_by_hand(tmp_path, mode, num_workers):
@@ -838,6 +848,7 @@ def test_samples_of_several_files_are_as_by_hand(tmp_path, mode, num_workers):
     check_each(one, [2, 5])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("num_workers", [2, pytest.param(0, marks=pytest.mark.slow)])
 def test_errors_behind_draws_are_as_by_hand_at_either_end_of_a_batch(tmp_path, mode, num_workers):

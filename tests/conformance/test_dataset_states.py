@@ -44,11 +44,13 @@ class Counting(Dataset):
         random.random(), torch.rand(1)  # what is drawn here is not drawn by samplers and samples
 
 
+@pytest.mark.slow
 @WORKERS
 def test_a_dataset_with_a_state_is_asked_where_it_is_read(workers, persistent):
     check(lambda: FastLoader(Counting(), 4, shuffle=True, num_workers=workers, persistent_workers=persistent), STOPS)
 
 
+@pytest.mark.slow
 def test_a_dataset_with_a_state_goes_on_where_each_sample_has_its_own_randomness():
     def make(workers=2):
         return FastLoader(Counting(), 4, shuffle=True, num_workers=workers, randomness="sample")
@@ -135,6 +137,7 @@ class Stream(IterableDataset):
             yield torch.tensor([i, random.random(), float(torch.rand(())), first], dtype=torch.float64)
 
 
+@pytest.mark.slow
 @pytest.mark.each_value
 @WORKERS
 @pytest.mark.parametrize("batch_size", [2, None])
@@ -212,6 +215,7 @@ class ItsOwn(IterableDataset):
         self.iterator.load_state_dict(state)
 
 
+@pytest.mark.slow
 @pytest.mark.each_value
 @WORKERS
 @pytest.mark.parametrize("kind", [Placed, ByIterator, ItsOwn])
@@ -222,6 +226,7 @@ def test_an_iterable_dataset_goes_on_from_its_state(workers, persistent, kind):
     check(make, PLACES)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", [Placed, ByIterator])
 def test_the_device_side_goes_on_from_a_datasets_state(kind):
     for workers, persistent in ((0, False), (2, True)):
@@ -329,6 +334,7 @@ class Nesting(Counting):
         return super().__getitem__(int(inner))
 
 
+@pytest.mark.slow
 def test_a_loader_within_a_dataset_has_no_part_in_it():
     check(lambda: FastLoader(Nesting(), 4, shuffle=True, num_workers=2, persistent_workers=True), STOPS[1::3])
 
@@ -380,6 +386,7 @@ class FailsOnce(Sampler):
         self.epochs = state["epochs"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("at", [-1, 0, 2])
 def test_an_epoch_that_a_sampler_did_not_let_begin_is_not_counted(at):
     def make():
@@ -465,6 +472,7 @@ def test_a_break_before_a_worker_has_begun_leaves_the_next_epoch_its_state():
     assert batches + [flat(batch) for batch in restart(loader, make)] == expected
 
 
+@pytest.mark.slow
 def test_a_subset_of_a_dataset_with_a_state_goes_on():
     check(lambda: FastLoader(Subset(Drawing(), range(9)), 2, num_workers=2, shuffle=True), STOPS[1:4])
 
@@ -498,6 +506,7 @@ class FirstIsLongest(IterableDataset):
             yield torch.tensor([i, random.random()], dtype=torch.float64)
 
 
+@pytest.mark.slow
 def test_an_epoch_begins_with_the_first_worker_and_goes_on_twice():
     def make():
         return FastLoader(FirstIsLongest(), 1, num_workers=2, persistent_workers=True)

@@ -47,10 +47,12 @@ def compare(trials: list[Trial], folder: Path, **options: Any) -> None:
     assert differing == "", differing
 
 
+@pytest.mark.slow
 def test_probes_see_what_torch_shows(folder):
     compare([Trial(name) for name in QUICK], folder)
 
 
+@pytest.mark.slow
 def test_probes_of_other_tensors_in_other_contexts(folder):
     """Each probe with one kind, in one context: the slow tests have all of them."""
     ways = [way for way in WAYS if way != "in a forked child"]
@@ -58,10 +60,12 @@ def test_probes_of_other_tensors_in_other_contexts(folder):
     compare(some(trials[::3]), folder)
 
 
+@pytest.mark.slow
 def test_probes_that_fork(folder):
     compare([Trial(name) for name in FORKING], folder)
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:This DataLoader will create")
 def test_probes_that_need_a_worker_each(folder):
     compare([Trial(name) for name in ALONE], folder, num_workers=len(ALONE), batch_size=1)
@@ -74,7 +78,7 @@ def test_all_probes_in_each_context(folder, way):
     compare([Trial(name, way, list(KINDS)[at % 3]) for at, name in enumerate(names)], folder)
 
 
-@pytest.mark.slow
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     "kind", [pytest.param(kind, marks=[pytest.mark.thorough] * (at > 0)) for at, kind in enumerate(KINDS)]
 )
@@ -89,14 +93,14 @@ def test_probes_that_need_a_worker_each_in_a_thread(folder):
     compare(trials, folder, num_workers=len(trials), batch_size=1)
 
 
-@pytest.mark.slow
+@pytest.mark.thorough
 @pytest.mark.parametrize("start_method", [pytest.param("spawn", marks=pytest.mark.thorough), "forkserver"])
 def test_probes_in_workers_that_are_not_forked(folder, start_method):
     names = [name for name in QUICK if name not in KNOWN]
     compare([Trial(name) for name in names], folder, multiprocessing_context=start_method)
 
 
-@pytest.mark.slow
+@pytest.mark.thorough
 def test_probes_in_a_persistent_worker_one_sample_a_batch(folder):
     names = [name for name in QUICK if name not in KNOWN]
     compare([Trial(name) for name in names], folder, batch_size=1, num_workers=1, persistent_workers=True)

@@ -61,6 +61,7 @@ def compare(programs: list[Program], folder: Path, *, catches: bool = True, seed
     assert differing == "", differing
 
 
+@pytest.mark.slow
 def test_programs_written_by_hand(folder):
     compare(odd_programs(), folder)
 
@@ -69,10 +70,12 @@ def test_programs_with_views_and_inexact_values(folder):
     compare(view_programs(), folder, num_workers=1)
 
 
+@pytest.mark.slow
 def test_programs_that_fill_constant_tensors(folder):
     compare([*canvas_programs(), *map(canvas_program, range(300))], folder)
 
 
+@pytest.mark.slow
 def test_random_programs(folder):
     compare([program(seed) for seed in range(500)], folder)
 
@@ -83,6 +86,7 @@ class DecodesAtOnce(functions.Deferral):
         self._trials[decoding].is_lost = True
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("deferral", [functions.Deferral, DecodesAtOnce])
 def test_programs_that_read_tensors(folder, monkeypatch, deferral):
     monkeypatch.setattr(functions, "Deferral", deferral)
@@ -106,6 +110,7 @@ def compare_epochs(dataset: Any, **options: Any) -> None:
     assert differing == "", differing
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("transforms", [1, pytest.param(len(TRANSFORMS), marks=pytest.mark.slow)])
 def test_collate_functions(folder, transforms):
     """The first batches, which workers may compare, have the functions of the last."""

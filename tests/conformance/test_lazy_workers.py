@@ -99,6 +99,7 @@ def test_forked_workers_import_nothing(monkeypatch):
         assert set(next(iterator)[0].split()) <= here
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("workers", [1, 2])
 @pytest.mark.parametrize("persistent", [False, True])
 def test_an_opaque_transform_gives_torchs_batches(mixed, workers, persistent):

@@ -216,6 +216,7 @@ def test_first_calls_of_workers(root, name, collate_fn, persistent):
     check(lambda: ImageFolder(root, train_v1()), worker_init_fn=FIRST_CALLS[name], **arguments)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("module", ["lightning.fabric.utilities.seed", "timm.data.loader"])
 def test_first_calls_of_libraries(root, module):
     library = pytest.importorskip(module)
@@ -475,6 +476,7 @@ class TwoViews:
         return [self.transform(x), self.transform(x)]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["train_v1", *OF_PYTHON])
 def test_views_beside_a_collate_function(root, name):
     def dataset():

@@ -40,6 +40,7 @@ def copies(batches):
     return [[leaf.clone() for leaf in batch] for batch in batches]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("persistent", [False, True])
 def test_epochs_are_torchs_with_eight_workers_whatever_the_threads_do(dataset, six_cores, monkeypatch, persistent):
     sizes = itertools.cycle([1, 5, 2, 6, 1, 3, 4])

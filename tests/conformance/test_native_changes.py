@@ -169,6 +169,7 @@ def test_samples_behind_a_change_are_torchs(root, monkeypatch, name):
         assert whole[0] == (name in WHOLE)
 
 
+@pytest.mark.slow
 def test_samples_behind_a_change_are_torchs_in_workers(root, monkeypatch):
     arguments = {"num_workers": 1, "build": lambda: {"collate_fn": list}}
     for name in ("an attribute", "samples in another order", "a draw from torch"):

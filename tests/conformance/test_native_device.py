@@ -147,6 +147,7 @@ def device_iterators(root, monkeypatch):
     return make, loaders
 
 
+@pytest.mark.slow
 def test_an_interrupt_anywhere_in_close_leaves_nothing(root, monkeypatch):
     make, loaders = device_iterators(root, monkeypatch)
 

@@ -176,6 +176,7 @@ def test_two_live_iterators_over_one_loader(folder, persistent):
     assert_equal(run(lambda: FastLoader(dataset, **RUN, **NATIVE, persistent_workers=persistent)), theirs)
 
 
+@pytest.mark.slow
 def test_a_loader_inside_the_loop_over_another(mixed):
     def run(make):
         torch.manual_seed(1)
@@ -370,6 +371,7 @@ def turned(tmp_path_factory):
     return folder
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", PATCHES)
 def test_what_is_patched_between_epochs_is_what_workers_run(turned, name):
     """While the patch lasts, torch's workers run it; before and after, the native engine runs."""
@@ -444,6 +446,7 @@ def test_a_process_that_is_killed_is_the_error_of_the_batches_that_need_it(mixed
     assert run(DataLoader(dataset, **arguments), lambda iterator: iterator._workers[0].pid)
 
 
+@pytest.mark.slow
 def test_nobody_elses_draws_reach_a_sample_made_in_python_nor_the_other_way_round(mixed):
     """Torch's default generator belongs to the whole process: each thread would shift the others."""
     dataset = ImageFolder(mixed, train_v1())
@@ -625,6 +628,7 @@ def test_a_batch_that_a_signals_handler_takes_is_not_taken_twice(monkeypatch):
     assert [int(number) for _, number in taken] == list(range(12))
 
 
+@pytest.mark.slow
 def test_a_process_that_is_forked_while_another_thread_draws_is_forked_again(mixed, tmp_path, monkeypatch):
     """Such a child would inherit torch's generator locked; here something else blocks the first child."""
     dataset = ImageFolder(mixed, train_v1())
@@ -766,6 +770,7 @@ def test_an_interrupt_anywhere_in_next_loses_no_batch_and_hangs_nothing(monkeypa
     loader.close()
 
 
+@pytest.mark.slow
 def test_an_interrupt_anywhere_in_close_leaves_nothing(tmp_path):
     dataset = ImageFolder(mix_in(make_folder(tmp_path, 6)), train_v1())
 
@@ -781,6 +786,7 @@ def test_an_interrupt_anywhere_in_close_leaves_nothing(tmp_path):
     assert interrupted_at_every_opcode(make, lambda iterator: iterator._shutdown_workers(), check, stride=17) > 20
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
 def test_an_interrupt_anywhere_while_an_iterator_is_dropped_leaves_no_thread(folder):
     loader = FastLoader(ImageFolder(folder, train_v1()), **RUN, **NATIVE)
@@ -803,6 +809,7 @@ def test_an_interrupt_anywhere_while_an_iterator_is_dropped_leaves_no_thread(fol
     assert raised.count(False) <= 3 + 0.012 * len(raised)
 
 
+@pytest.mark.slow
 def test_an_interrupt_anywhere_in_the_start_leaves_nothing(tmp_path):
     dataset = ImageFolder(make_folder(tmp_path, 6), train_v1())
     loader = FastLoader(dataset, 2, num_workers=2, **NATIVE)
@@ -939,7 +946,7 @@ if __name__ == "__main__":
 """
 
 
-@pytest.mark.slow
+@pytest.mark.thorough
 def test_spawned_workers_do_not_see_what_main_has_set(tmp_path):
     root = make_folder(tmp_path / "photos", 12)
     (root / "class1" / "004.jpg").write_bytes(jpeg(4, 90, 120)[:-900])
@@ -952,6 +959,7 @@ def test_spawned_workers_do_not_see_what_main_has_set(tmp_path):
 # Samples
 
 
+@pytest.mark.slow
 def test_of_a_subset_of_a_subset_all_indices_come_first(tmp_path):
     """An index out of range wins over a bad file, and draws nothing before it."""
     root = make_folder(tmp_path, 12)
@@ -1018,6 +1026,7 @@ def test_what_a_dropped_iterator_held_is_freed_without_the_collector(folder):
         gc.enable()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("persistent", [True, False])
 def test_a_process_ends_in_the_middle_of_an_epoch(folder, persistent):
     ran = ended(folder, "", persistent=persistent)
@@ -1039,6 +1048,7 @@ except KeyboardInterrupt:
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("then", ["pass", "os._exit(0)", "os.kill(os.getpid(), signal.SIGKILL)"])
 def test_control_c_while_a_batch_is_waited_for(folder, tmp_path, then):
     """No process is left: the watch over leftovers would see it at the interpreters' server."""

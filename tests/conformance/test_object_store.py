@@ -69,6 +69,7 @@ def assert_same(ours, folder):
         assert torch.equal(target, labels)
 
 
+@pytest.mark.slow
 def test_classes_and_samples_are_those_of_the_folder(store, folder):
     ours, theirs = dataset(store), ImageFolder(folder)
     assert (ours.classes, ours.class_to_idx, ours.targets) == (theirs.classes, theirs.class_to_idx, theirs.targets)
@@ -83,6 +84,7 @@ def test_samples_may_be_taken_out_and_put_in_another_order(store, folder):
     assert [bytes(source) for source, _ in ours.encoded_many(range(len(ours))).result()] == files
 
 
+@pytest.mark.slow
 def test_same_batches_natively(store, folder):
     data = dataset(store)
     assert_same(batches(FastLoader, data, engine="native"), folder)
@@ -90,6 +92,7 @@ def test_same_batches_natively(store, folder):
     assert sum(store.reads.values()) <= COUNT + 1 + 2 * 8  # eight samples were compared first
 
 
+@pytest.mark.slow
 def test_same_batches_in_torchs_workers(store, folder):
     data = dataset(store)
     data.encoded(0)  # so that there is a process that workers must not use
@@ -139,6 +142,7 @@ def test_a_refusal_is_an_error_at_once(store):
     assert sum(store.reads.values()) == 1
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("engine", "workers"), [("native", 1), ("torch", 0)])
 def test_a_missing_object_is_an_error_with_the_key(store, engine, workers):
     data = dataset(store)
@@ -151,6 +155,7 @@ def test_a_missing_object_is_an_error_with_the_key(store, engine, workers):
         next(iterator)
 
 
+@pytest.mark.slow
 def test_cached_objects_are_not_requested_again(store, folder, tmp_path):
     data = dataset(store, cache_dir=tmp_path)
     first = batches(FastLoader, data, engine="native")
@@ -174,6 +179,7 @@ def test_cached_objects_are_read_where_they_lie(store, folder, tmp_path):
     assert [late.st_mtime_ns for late in after] == [early.st_mtime_ns for early in before]  # indexes stay good
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("engine", ["native", "torch"])
 def test_cached_objects_that_are_removed_meanwhile_are_requested_again(store, folder, tmp_path, engine, monkeypatch):
     data = dataset(store, cache_dir=tmp_path)
@@ -202,6 +208,7 @@ def test_a_kept_file_has_its_bytes_or_those_of_the_store(tmp_path):
     assert kept.read() == pickle.loads(pickle.dumps(kept)) == b"of the store"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("engine", ["native", "torch"])
 def test_cached_objects_that_others_have_changed_are_requested_again(store, folder, tmp_path, engine):
     """Each becomes another image of its size, every third another of the cache's files."""
@@ -248,6 +255,7 @@ def test_a_damaged_cache_is_read_from_the_store(store, tmp_path):
     assert kept.read_bytes()[: -_tagged_files.TAGS_BYTES] == source
 
 
+@pytest.mark.slow
 def test_break_ends_requests(store):
     store.set(latency_s=0.05)
     for _ in FastLoader(dataset(store), batch_size=BATCH, num_workers=2, engine="native"):
@@ -263,6 +271,7 @@ def test_the_end_of_the_process_is_an_error(store):
         answer.result(20)
 
 
+@pytest.mark.slow
 def test_http_takes_a_list_of_keys(store, folder):
     keys = [os.path.relpath(path, folder) for path, _ in ImageFolder(folder).samples]
     data = ObjectStoreImageFolder(store.url, train_v1(), keys=reversed(keys), **OPTIONS)

@@ -408,6 +408,7 @@ MAKERS = [
 ]
 
 
+@pytest.mark.slow
 def test_a_program_under_run_is_served_and_explained(tmp_path):
     script = tmp_path / "script.py"
     calls = [f"note({make}, lambda loader: [*loader])" for make in MAKERS]  # each at a line of its own

@@ -76,6 +76,7 @@ def test_the_reference(folder, make):
     assert torch.equal(seen[0][0][3], seen[1][0][0])  # the same index twice
 
 
+@pytest.mark.slow
 def test_every_number_of_workers(folder):
     dataset = ImageFolder(folder, train_v2())
     arguments = {"shuffle": True, "batch_size": 3}

@@ -189,6 +189,7 @@ def test_whichever_module_of_fastload_imports_torch_first(folder):
     assert run(folder / "script.py", source).stderr == ""
 
 
+@pytest.mark.thorough
 def test_fastloads_own_modules_keep_torchs_dataloader(folder):
     run(
         folder / "script.py",

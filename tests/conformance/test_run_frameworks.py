@@ -158,6 +158,7 @@ def test_torchdatas_stateful_loader_is_a_fastloader_that_keeps_its_state(tmp_pat
     assert said.count("engine torch, batches on cpu") >= 2
 
 
+@pytest.mark.thorough
 def test_what_lightning_re_creates_is_a_fastloader_with_the_same_options(tmp_path):
     run(
         "lightning",

@@ -76,6 +76,7 @@ def test_native_streams_of_all_three_generators_go_on(folder: Path):
     check(lambda: FastLoader(python_draws(folder), 4, shuffle=True, num_workers=3, engine="native"), STOPS[:5])
 
 
+@pytest.mark.slow
 def test_samples_that_python_makes_leave_the_right_states(tmp_path: Path):
     mixed = mix_in(make_folder(tmp_path / "mixed"))
     check(
@@ -89,6 +90,7 @@ def seeds_otherwise(worker: int) -> None:
     np.random.seed(worker)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("native", [False, True])
 def test_worker_init_fn_runs_before_the_states_are_set(folder: Path, native):
     def make():
@@ -138,6 +140,7 @@ class Asked(Epochs):
         self._hidden[0].setstate((3, tuple(state["hidden"]), None))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("workers", [0, 2])
 def test_samplers_keep_their_epoch_and_state(workers):
     check(lambda: FastLoader(Drawing(), 4, sampler=Epochs(), num_workers=workers), STOPS)
@@ -359,6 +362,7 @@ class Failing(Drawing):
         return sample
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("native", "workers", "persistent"), [(False, 0, False), (False, 2, True), (True, 2, True)])
 def test_batches_that_raised_count_as_handed_over(tmp_path: Path, native, workers, persistent):
     bad = make_folder(tmp_path / "bad", 20)
@@ -396,6 +400,7 @@ def test_batches_that_raised_count_as_handed_over(tmp_path: Path, native, worker
         assert epoch(iter(loader)) == expected[2], stop
 
 
+@pytest.mark.slow
 def test_an_engine_of_another_kind_goes_on(folder: Path):
     for before, after in (("native", "torch"), ("torch", "native")):
         seed(5)

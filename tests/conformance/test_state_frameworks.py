@@ -58,6 +58,7 @@ def test_lightning_resumes_with_the_same_bits(tmp_path, workers, persistent):
         assert got[1:] == expected[1:], step
 
 
+@pytest.mark.thorough
 def test_lightning_resumes_after_an_epoch_of_fewer_batches(tmp_path):
     def fit(checkpoint, seed, persistent=False):
         options = {"limit_train_batches": 4}

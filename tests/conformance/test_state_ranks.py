@@ -119,6 +119,7 @@ def test_every_sample_of_the_epoch_comes_once(chain, drop_last):
             assert samples.total() - all_of_them.total() < max(entry[0] for entry in chain)
 
 
+@pytest.mark.slow
 def test_native_samples_are_dealt_anew(folder: Path):
     dataset = ImageFolder(folder, train_v1())
     expected = whole(dataset)

@@ -75,6 +75,7 @@ def test_generators_of_any_kind_and_name_go_on(make, late):
     check(lambda: FastLoader(Drawing(), 4, sampler=Own(make, late=late)), STOPS)
 
 
+@pytest.mark.slow
 def test_generators_of_samplers_go_on_in_workers():
     def make():
         return FastLoader(Drawing(), 4, sampler=Own(OWN[0]), num_workers=2)
@@ -183,6 +184,7 @@ class AsItGoes(Sampler):
         np.random.rand()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("before", "after"),
     [

@@ -80,6 +80,7 @@ def test_same_batches_as_torch(shards, workers, decoder):
     assert_same(ours, epochs_of(lambda: loader_of(DataLoader, "pil")))
 
 
+@pytest.mark.slow
 def test_batches_of_the_pipeline(shards):
     def dataset_of():
         return pipeline(shards, jitter_v2()).batched(4, partial=True)

@@ -54,6 +54,7 @@ def test_worker_init_fn_may_be_set_later_and_be_a_closure(backend):
     assert [epoch[1][0][1] for epoch in (before, once, twice)] == [None, "set in 1", "closure"]
 
 
+@pytest.mark.slow
 @forkserver_too
 def test_other_attributes_may_be_set_later_too(backend):
     def case(loader_class):

@@ -7,6 +7,7 @@ import random
 from typing import Any
 
 import numpy as np
+import pytest
 import torch
 from effort import examples
 from hypothesis import HealthCheck, given, settings
@@ -154,6 +155,7 @@ def epoch(loader: Any, draws: bool) -> list[Any]:
     return [*iter(lambda: step(iterator, draws), None), generators()]
 
 
+@pytest.mark.slow
 @settings(max_examples=examples(25), deadline=None, suppress_health_check=list(HealthCheck))
 @given(made=loaders(), before=st.integers(0, 2), share=st.floats(0, 1), drops=st.booleans())
 def test_any_loader_of_a_dataset_with_a_state_goes_on(made, before, share, drops):
@@ -181,6 +183,7 @@ def test_any_loader_of_a_dataset_with_a_state_goes_on(made, before, share, drops
     fresh.close()
 
 
+@pytest.mark.slow
 @settings(max_examples=examples(12), deadline=None, suppress_health_check=list(HealthCheck))
 @given(
     workers=st.tuples(st.integers(0, 3), st.integers(0, 3)),

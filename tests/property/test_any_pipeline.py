@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 
+import pytest
 import torch
 import torchvision.transforms as v1
 from effort import examples
@@ -237,18 +238,21 @@ def colors_on_tensors(draw):
 root = photos_fixture(7)
 
 
+@pytest.mark.slow
 @settings(max_examples=examples(80), suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(st.one_of(pipelines(), pipelines_on_tensors()))
 def test_any_pipeline(root, pipeline):
     _compare(root, pipeline)
 
 
+@pytest.mark.slow
 @settings(max_examples=examples(80), suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(programs())
 def test_any_program(root, pipeline):
     _compare(root, pipeline)
 
 
+@pytest.mark.slow
 @settings(max_examples=examples(80), suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(colors_on_tensors())
 def test_any_change_of_a_tensors_colours_is_native(root, pipeline):
@@ -265,6 +269,7 @@ class Views:
         return [transform(image) for transform in self.transforms]
 
 
+@pytest.mark.slow
 @settings(max_examples=examples(60), suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(programs(), st.integers(2, 4), st.booleans())
 def test_any_views(root, program, count, mirrored):
@@ -274,6 +279,7 @@ def test_any_views(root, program, count, mirrored):
     _compare(root, Views(views))
 
 
+@pytest.mark.slow
 @settings(max_examples=examples(80), suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(st.one_of(turns(v1), turns(v2), orders()), st.tuples(SIDES, SIDES), st.booleans())
 def test_any_turn_and_order_is_native(root, step, size, first):
@@ -281,6 +287,7 @@ def test_any_turn_and_order_is_native(root, step, size, first):
     _compare(root, v2.Compose([step, crop, v1.ToTensor()] if first else [crop, step, v1.ToTensor()]), refusable=False)
 
 
+@pytest.mark.slow
 @settings(max_examples=examples(80), suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(st.data())
 def test_any_program_that_draws_from_python_is_native(root, data):
@@ -293,6 +300,7 @@ def test_any_program_that_draws_from_python_is_native(root, data):
     _compare(root, pipeline, refusable=False)
 
 
+@pytest.mark.slow
 @settings(max_examples=examples(80), suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(erasings(), st.tuples(SIDES, SIDES), st.booleans())
 def test_any_erasing_by_values_is_native(root, erasing, size, normalized):

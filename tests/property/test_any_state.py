@@ -7,6 +7,7 @@ import random
 from typing import Any
 
 import numpy as np
+import pytest
 import torch
 from effort import examples
 from hypothesis import HealthCheck, given, settings
@@ -88,6 +89,7 @@ def epoch(loader: Any, alike: bool) -> list[Any]:
     return [*iter(lambda: step(loader, iterator, alike), None), generators(loader)]
 
 
+@pytest.mark.slow
 @settings(max_examples=examples(40), deadline=None, suppress_health_check=list(HealthCheck))
 @given(made=loaders(), before=st.integers(0, 2), share=st.floats(0, 1), drops=st.booleans())
 def test_any_loader_goes_on(folder, made, before, share, drops):

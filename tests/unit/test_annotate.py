@@ -82,6 +82,7 @@ CALLS = [  # a method's name, a call, what that returns, the number of ranges
 ]
 
 
+@pytest.mark.slow
 def test_every_kind_of_callable_gets_its_range(traced):
     calls = [
         f"""
@@ -121,6 +122,7 @@ FAILING = {
 }
 
 
+@pytest.mark.slow
 def test_a_range_ends_when_the_call_raises(traced):
     cases = [(kind, error) for kind in FAILING for error in ("ValueError", "KeyboardInterrupt")]
     calls = [
@@ -175,6 +177,7 @@ print(log)
     assert names(trace) == ["conversation"] * 4
 
 
+@pytest.mark.slow
 def test_async_generators_are_still_driven_from_outside(traced):
     trace = traced("""
 import asyncio
@@ -227,6 +230,7 @@ asyncio.run(main())
     assert names(trace) == ["sleeper"] * 2
 
 
+@pytest.mark.slow
 def test_a_message_carries_the_arguments(traced):
     trace = traced(
         KINDS
@@ -248,6 +252,7 @@ decorated(7)
     assert names(trace) == [f"read {path} 1" for path in paths] + ["read c.jpg 2", "constant", "7"]
 
 
+@pytest.mark.slow
 def test_a_message_that_cannot_be_had_costs_the_message_and_nothing_else(traced):
     trace = traced(
         KINDS
@@ -346,6 +351,7 @@ def stack(samples):
 """
 
 
+@pytest.mark.slow
 @pytest.mark.each_value
 @pytest.mark.parametrize(
     "method", ["fork", *(pytest.param(method, marks=pytest.mark.slow) for method in ("spawn", "forkserver"))]

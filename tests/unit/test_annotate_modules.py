@@ -333,6 +333,7 @@ if __name__ == "__main__":
     assert len(trace.pids) == 1
 
 
+@pytest.mark.slow
 def test_what_is_compiled_is_left_out_and_named(traced):
     trace = traced(
         MODELS

@@ -122,6 +122,7 @@ def test_any_crop_of_any_array(size, mode, padding, mirrored):
     check(lambda: stored("CIFAR10", v1.Compose([*flips, crop, v1.PILToTensor()])), num_workers=0)
 
 
+@pytest.mark.slow
 def test_targets():
     check(lambda: stored("CIFAR10", random_crop(), target_transform=lambda target: target + 100))
     check(lambda: stored("CIFAR10", random_crop(), targets=np.arange(COUNT)))
@@ -412,6 +413,7 @@ def test_more_targets_than_images_give_torchs_error():
     check(lambda: stored("CIFAR10", random_crop(), targets=[1] * (COUNT + 5)), own={"engine": "auto"}, **loaders)
 
 
+@pytest.mark.slow
 def test_subsets_may_hold_any_integers():
     for indices in (np.arange(9), torch.arange(9), range(3, 9), [np.int32(3), -2]):
         check(lambda indices=indices: Subset(Subset(stored("CIFAR10", random_crop()), range(20)), indices))

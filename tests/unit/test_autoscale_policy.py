@@ -203,6 +203,7 @@ class Locked(Costly):
             return index
 
 
+@pytest.mark.slow
 def test_the_trial_is_not_ended_in_the_middle_of_a_sample(cores, monkeypatch):
     monkeypatch.setattr(probe, "_FIRST_BATCH_S", 2.0)
     dataset = Locked(40, 0.4)
@@ -460,6 +461,7 @@ def test_an_epoch_is_judged_by_the_processes_that_it_had(cores, monkeypatch):
     assert seen == [(3, 3)]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("persistent", [False, True])
 def test_the_second_epoch_has_as_many_workers_as_the_first_one_asked_for(cores, persistent):
     cores(8)

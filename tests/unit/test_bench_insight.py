@@ -82,6 +82,7 @@ def test_stages_are_counted_per_batch():
     assert stages_of_a_batch(lambda: FastLoader(Numbers(), batch_size=8, device="cpu", dtype=torch.float32), 4) == 4.0
 
 
+@pytest.mark.slow
 def test_both_contenders_run_the_same_batches():
     result = Compared(lambda: FastLoader(Numbers(), batch_size=8, num_workers=1, device="cpu"), 8, CPU).run(0.02, 6)
     assert len(result["lost"]["values"]) == 6
@@ -102,7 +103,7 @@ def test_the_interval_holds_the_median_nineteen_times_in_twenty():
 
 
 @pytest.mark.timeout(300)
-@pytest.mark.slow
+@pytest.mark.thorough
 def test_the_command_writes_every_figure(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(insight, "cores_for_loading", lambda: 1)

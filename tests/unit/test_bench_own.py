@@ -40,6 +40,7 @@ def run(folder: Path, tmp_path: Path):
     return command
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:This DataLoader will create")
 def test_every_part_is_measured(run) -> None:
     code, record = run("--repeats", "2")
@@ -94,6 +95,7 @@ def test_python_is_skipped_where_nothing_can_be_deferred(run, monkeypatch, capsy
     assert "python: not measured, tensors cannot be deferred here" in capsys.readouterr().out
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:This DataLoader will create")
 def test_each_loaders_epochs_take_a_turn_and_a_streams_are_its_own(run, monkeypatch) -> None:
     lengths: dict[str, list[int]] = {}

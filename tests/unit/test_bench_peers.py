@@ -370,7 +370,7 @@ def test_another_interpreter_finds_the_package(tmp_path) -> None:
         remote.end()
 
 
-@pytest.mark.slow
+@pytest.mark.thorough
 def test_questions_are_answered_by_contenders_that_were_checked(tmp_path, monkeypatch) -> None:
     ask, requests = Remote.ask, []
 
@@ -416,7 +416,7 @@ def test_who_failed_in_one_answer_has_failed() -> None:
     assert answers[0]["points"] == [1]
 
 
-@pytest.mark.slow
+@pytest.mark.thorough
 def test_a_question_that_is_cut_off_keeps_its_points(tmp_path, monkeypatch) -> None:
     data = write_photos(tmp_path / "photos", PhotoSet(count=32, classes=2, edge_px=64)).path
     out = tmp_path / "out"

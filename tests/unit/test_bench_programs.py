@@ -75,6 +75,7 @@ def test_a_program_makes_batches(name: str, source: Source) -> None:
     assert list(program.around(loader))
 
 
+@pytest.mark.slow
 def test_the_record_says_what_was_saved_and_what_looked(run) -> None:
     code, record = run("--only", "tut_transfer,own_dict", "--note", "a busy machine")
     assert (code, record["note"], record["complete"]) == (0, "a busy machine", False)
@@ -197,6 +198,7 @@ def test_a_missing_package_is_named(source: Source) -> None:
     assert row["skipped"] == "no_such_package and no_other are not installed"
 
 
+@pytest.mark.slow
 def test_no_program_begins_after_the_limit(run, monkeypatch) -> None:
     monkeypatch.setattr(programs, "time", SimpleNamespace(monotonic=iter([0.0, 5.0, 11.0]).__next__))
     code, record = run("--only", "own_dict,own_multi", "--seconds", "10")

@@ -51,6 +51,7 @@ def test_a_recipe_makes_batches(recipe: TrainingRecipe, source: Source) -> None:
     assert len(batches) == 2
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:This DataLoader will create")
 def test_every_worker_has_a_shard(folder: Path, tmp_path: Path) -> None:
     pytest.importorskip("webdataset")
@@ -60,6 +61,7 @@ def test_every_worker_has_a_shard(folder: Path, tmp_path: Path) -> None:
     assert json.loads(file.read_text())["rows"][0]["same"]
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:This DataLoader will create")
 def test_the_record_says_what_ran_where(folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     file = tmp_path / "recipes.json"
@@ -172,6 +174,7 @@ def test_samples_of_an_epoch_repeat_where_the_folder_is_small(folder: Path, tmp_
     assert set(source.indices) == set(range(6))
 
 
+@pytest.mark.slow
 def test_pipelines_run_where_their_names_say(folder, tmp_path, monkeypatch):
     seen = set()
     measure_all = recipes.measure_all

@@ -5,12 +5,14 @@ from __future__ import annotations
 import io
 import json
 
+import pytest
 import torch
 
 from benchmarks.__main__ import main as run_benchmark
 from benchmarks.state import contenders, first_batch_s, measure
 
 
+@pytest.mark.slow
 def test_the_command_writes_every_figure(tmp_path, capsys):
     assert run_benchmark(["state", "--quick", "--json", str(tmp_path / "state.json")]) == 0
     record = json.loads((tmp_path / "state.json").read_text())

@@ -121,12 +121,14 @@ def test_the_last_batch_has_been_let_go_of_before_next_is_timed() -> None:
     assert len(handed) == 2 * (step.WARM_STEPS + 3)
 
 
+@pytest.mark.slow
 def test_next_of_all_loaders_is_timed_without_cuda() -> None:
     times = time_each_next(TINY, CPU, lambda images, labels: None, HostClock(), pinned=False)
     assert list(times) == ["prefetch_to_device", "FastLoader", "DataLoader"]
     assert [len(spread.values) for spread in times.values()] == [4, 4, 4]
 
 
+@pytest.mark.slow
 def test_step_command_writes_figures(photos: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     engines = []
 

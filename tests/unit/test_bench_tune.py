@@ -95,6 +95,7 @@ def test_all_contenders_take_turns_at_a_workload():
     assert result["numbers_while_settling"]
 
 
+@pytest.mark.slow
 def test_numbers_that_are_far_behind_take_no_turns(monkeypatch):
     looks = {1: 60.0, 2: 80.0, 4: 100.0}
     monkeypatch.setattr(tune, "first_look", lambda workload, loader, *_: looks[loader.num_workers])
@@ -116,7 +117,7 @@ def test_worker_processes_of_auto_are_counted():
 
 
 @pytest.mark.timeout(600)
-@pytest.mark.slow
+@pytest.mark.thorough
 def test_the_command_writes_every_figure(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     command = ["tune", "--quick", "--counts", "1", "--json", "tune.json"]

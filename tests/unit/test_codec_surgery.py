@@ -28,6 +28,7 @@ def outcome(data: bytes) -> str:
     return status
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("make", [png_file, webp_file])
 def test_files_put_together_wrongly(make) -> None:
     rng = random.Random(5)

@@ -172,6 +172,7 @@ def test_file_that_shrinks_while_it_is_read(tmp_path: Path) -> None:
     assert len(seen) > 1
 
 
+@pytest.mark.slow
 def test_nothing_leaks_over_100000_decodes(tmp_path: Path) -> None:
     path = tmp_path / "a.jpg"
     path.write_bytes(FILES["baseline"])
@@ -204,6 +205,7 @@ def test_nothing_leaks_over_100000_decodes(tmp_path: Path) -> None:
     assert process.num_fds() == descriptors
 
 
+@pytest.mark.slow
 def test_memory_of_a_huge_image_is_given_back() -> None:
     noise = np.random.default_rng(0).integers(0, 256, (60, 80, 3), dtype=np.uint8)
     buffer = io.BytesIO()

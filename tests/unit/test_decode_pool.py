@@ -317,6 +317,7 @@ def test_interrupt_ends_a_wait() -> None:
     pool.close()
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
 def test_forked_child_does_not_hang_and_makes_its_own_threads(pool: _core.Pool, files: list[Path]) -> None:
     expected = decode_batch(files, size=(SIDE, SIDE))

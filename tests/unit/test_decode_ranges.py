@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 
+import pytest
 from nvtx_injection import run_traced
 from photos import make_folder
 
@@ -26,6 +27,7 @@ def traced(tmp_path, count, epochs=1, last=None):
     return run_traced(SCRIPT.format(root=str(root), epochs=epochs, last=last), tmp_path)
 
 
+@pytest.mark.slow
 def test_each_batch_is_seen_in_the_decode_threads_under_its_number(tmp_path):
     trace = traced(tmp_path, 20)
     decode = trace.ranges("decode")  # fails where a push has no pop
@@ -44,6 +46,7 @@ def test_each_batch_is_seen_in_the_decode_threads_under_its_number(tmp_path):
         assert min(begins[batch.payload]) < batch.start_ns
 
 
+@pytest.mark.slow
 def test_a_thread_opens_no_range_per_image(tmp_path):
     trace = traced(tmp_path, 20)
     per_thread = defaultdict(int)
@@ -52,6 +55,7 @@ def test_a_thread_opens_no_range_per_image(tmp_path):
     assert sum(per_thread.values()) < 20
 
 
+@pytest.mark.slow
 def test_ranges_are_closed_when_a_loop_breaks(tmp_path):
     trace = traced(tmp_path, 20, epochs=2, last=1)
     assert {found.payload for found in trace.ranges("decode")} >= {0, 1}

@@ -93,6 +93,7 @@ def demo(*given: object) -> int:
     return cli.main(["bench", "demo", *map(str, given)])
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("fonts_are_open")
 def test_demo_compares_and_times(
     photos: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
@@ -121,6 +122,7 @@ def test_a_ladder_needs_a_gpu(capsys: pytest.CaptureFixture[str]) -> None:
     assert "--ladder trains on a GPU" in capsys.readouterr().err
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["truncated", "empty", "no image", "unreadable"])
 def test_an_image_that_cannot_be_read_ends_the_demo_with_its_name(
     photos: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], kind: str

@@ -35,6 +35,7 @@ def bytes_in(folder):
     return sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
 
 
+@pytest.mark.slow
 def test_several_processes_keep_the_bound_but_for_a_twentieth_each(tmp_path):
     caches = [DiskCache(tmp_path, 10_000, KEY) for _ in range(4)]  # each as in a process of its own
     for number in range(600):

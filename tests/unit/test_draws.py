@@ -111,6 +111,7 @@ CROPS = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "count"), [("default", 50_000), ("fallbacks", 5000), ("square", 5000), ("tiny", 5000)]
 )

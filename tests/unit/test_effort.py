@@ -69,3 +69,16 @@ def test_lists_and_products_of_two_stay_whole():
 def test_different_tests_do_not_stand_for_each_other():
     one, other = product("a", "b", "c", a=[1], b=[1], c=[1]), product("a", "b", "c", "d", a=[1], b=[1], c=[1], d=[1])
     assert not effort.beyond_pairs([*one, *other])
+
+
+@pytest.mark.parametrize("slow", [False, True])
+def test_a_few_cases_of_each_test_are_left_always_the_same(slow):
+    many, few = product("a", a=range(20)), product("a", "b", a=range(2), b=[1])
+    for item in many[:10]:
+        item.slow = "slow" if slow else None
+    dropped = effort.beyond_few([*many, *few], slow=slow)
+    left = [item for item in many if item not in dropped]
+    assert len([item for item in left if item.slow is None]) == (10 if slow else effort.QUICK_CASES)
+    assert len([item for item in left if item.slow]) == (effort.SLOW_CASES if slow else 0)
+    assert not dropped & {*few}
+    assert effort.beyond_few([*many, *few], slow=slow) == dropped

@@ -44,6 +44,7 @@ def test_wrong_values_of_own_arguments_are_refused():
         FastLoader(DATA, engine="fast")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("system", ["darwin", "win32"])
 def test_the_public_names_need_no_core_there(system):
     code = (

@@ -73,12 +73,14 @@ def photos(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+@pytest.mark.thorough
 def test_training_script_learns_at_a_small_size(photos: Path) -> None:
     epochs = imagenet(photos, 3, "--no-amp")
     assert epochs[-1][0] < epochs[0][0]
     assert epochs[-1][1] > 60
 
 
+@pytest.mark.thorough
 def test_training_script_takes_a_folder_with_train_and_val(tmp_path: Path) -> None:
     write_photos(tmp_path / "photos" / "train", PhotoSet(count=8, classes=2, edge_px=64))
     write_photos(tmp_path / "photos" / "val", PhotoSet(count=2, classes=2, edge_px=64, seed=1))
@@ -86,6 +88,7 @@ def test_training_script_takes_a_folder_with_train_and_val(tmp_path: Path) -> No
     assert accuracy in (0, 50, 100)  # two images to validate on
 
 
+@pytest.mark.thorough
 def test_training_script_runs_in_two_processes_under_torchrun(photos: Path) -> None:
     epochs = imagenet(photos, 2, launcher=("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"))
     # Every image is counted once: 32 of them, so accuracies are multiples of 1/32, printed to 0.1%.
@@ -141,6 +144,7 @@ def losses(text: str) -> dict[int, str]:
 KILLS = 3 if effort.everything() else 1
 
 
+@pytest.mark.thorough
 @pytest.mark.timeout(400)
 def test_a_training_killed_at_any_moment_goes_on_with_the_same_losses(photos: Path, tmp_path: Path) -> None:
     number = int(os.environ.get("FASTLOAD_KILLS_SEED", "0"))

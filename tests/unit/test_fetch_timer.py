@@ -176,6 +176,7 @@ for _ in iterator:
 """
 
 
+@pytest.mark.slow
 def test_a_program_that_ends_within_an_epoch_has_no_sampler_left():
     """A thread that frees what a frame owned while Python ends aborts the process."""
     ran = subprocess.run(

@@ -206,6 +206,7 @@ def modules_named_in(tree: ast.AST) -> set[str]:
     return found
 
 
+@pytest.mark.slow
 def test_no_string_names_a_module():
     named = {name: modules_named_in(ast.parse(path.read_text())) for name, path in MODULES.items()}
     assert all(named[name] for name in TABLES), "a table that is gone needs no exception"

@@ -38,6 +38,7 @@ def test_an_error_is_a_traceback_and_a_signal_a_negative_code():
     assert interpreters.run(["-c", "import os, signal; os.kill(os.getpid(), signal.SIGKILL)"]).returncode == -9
 
 
+@pytest.mark.slow
 def test_a_program_that_hangs_is_ended():
     before = Holdings.now()
     with pytest.raises(subprocess.TimeoutExpired):

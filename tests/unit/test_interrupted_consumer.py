@@ -169,6 +169,7 @@ def test_asking_for_the_next_batch(monkeypatch):
     assert interrupted_at_every_opcode(make, lambda subject: next(subject[1]), check) > 200
 
 
+@pytest.mark.slow
 def test_dropping_an_iterator(monkeypatch):
     """The thread ends even if Python loses a finalizer's call; its resources can be freed.
 

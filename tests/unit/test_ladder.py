@@ -237,6 +237,7 @@ def test_each_rung_changes_one_thing() -> None:
     assert [name for name in properties if getattr(climbed[7], name)] == list(properties)
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:.*pin_memory.*:UserWarning")
 def test_loaders_of_the_rungs_are_what_their_names_say(photos: Path) -> None:
     dataset, _ = _rungs_data(photos)
@@ -334,6 +335,7 @@ def test_whole_climb_without_cuda(photos: Path, tmp_path: Path, monkeypatch: pyt
     assert (tmp_path / "ladder.png").read_bytes().startswith(b"\x89PNG")
 
 
+@pytest.mark.slow
 def test_without_a_gpu_only_worker_counts_are_measured_and_the_rest_is_named(photos: Path, tmp_path: Path) -> None:
     record = climb(Ladder(data=photos, batch_size=2, steps=2, repeats=2, cores=2, device=CPU, train=False), id)
     assert [rung["name"] for rung in record["rungs"]] == ["few workers", "more workers", "native engine"]

@@ -77,6 +77,7 @@ def test_every_region_of_a_large_file_is_pillows(name: str, tmp_path: Path) -> N
         np.testing.assert_array_equal(got, expected[top : top + rows, left : left + columns])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", list(FILES))
 def test_chunk_may_end_at_any_byte(name: str, tmp_path: Path) -> None:
     """Fill bytes before the first marker shift the file against the chunks."""

@@ -1052,6 +1052,7 @@ assert all(np.array_equal(*pair) for pair in zip(arrays, read(DATA)[1:], strict=
 """
 
 
+@pytest.mark.slow
 def test_without_torchvision_images_are_lazy_and_steps_are_pillows():
     program = f"DATA = {FILES['4:2:0']!r}{WITHOUT_TORCHVISION}"
     done = interpreters.run(["-c", program])

@@ -61,7 +61,7 @@ def test_that_fails_anyway():
 }
 
 
-@pytest.mark.slow  # starts an interpreter with torch
+@pytest.mark.thorough  # starts an interpreter with torch
 def test_mutants_are_killed_by_the_suite_that_notices_them(tmp_path):
     tree = tmp_path / "tree"
     for name, text in FILES.items():

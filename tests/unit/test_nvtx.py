@@ -211,6 +211,7 @@ os.wait()
     assert registered >= {(pid, name) for pid in trace.pids for name in ("fetch", "mine")}
 
 
+@pytest.mark.slow
 def test_a_failing_sample_leaves_no_range_open_in_its_worker(traced):
     trace = traced(
         DATASETS

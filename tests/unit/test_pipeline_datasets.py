@@ -152,6 +152,7 @@ def joined(root):
     return ConcatDataset([Subset(ConcatDataset(parts), [0, 9, 3, 4, -1]), Extended(root, train_v1())])
 
 
+@pytest.mark.slow
 def test_joined_datasets(root):
     check(lambda: joined(root))
     check(lambda: Subset(Subset(joined(root), [15, -2, 0, 1, 7]), [4, 0, -3, 1]))

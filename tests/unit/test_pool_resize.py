@@ -72,6 +72,7 @@ def test_less_than_one_thread_is_one(pool):
     assert pool.resize(-5) == 1
 
 
+@pytest.mark.slow
 def test_batches_are_the_same_whatever_the_size_does(pool):
     expected_job, expected = submit(pool, 300)
     assert expected_job.wait(60.0) == "done"

@@ -491,6 +491,7 @@ def test_an_interrupt_at_any_moment_of_close_leaves_nothing_locked(accelerator, 
     assert interrupted_at_every_opcode(make, Prefetching.close, check) > 30
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # one that lands in a finalizer
 def test_an_interrupt_at_any_moment_of_iter_leaves_no_thread(cuda):
     def check(prefetched, interrupted):

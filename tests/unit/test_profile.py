@@ -211,7 +211,7 @@ def test_the_tables_fit_80_columns_and_a_pipe_gets_plain_text(here, terminal):
     assert any(line.startswith("Python-bound") for line in lines) is not terminal
 
 
-@pytest.mark.slow
+@pytest.mark.thorough
 def test_what_the_user_wants_to_hear_of_the_profilers_library_is_heard(here, capfd, monkeypatch):
     monkeypatch.setenv("KINETO_LOG_LEVEL", "3")
     assert run("--json", "--no-html", "--", "python", script(here, workers=0)) == 0
@@ -404,7 +404,7 @@ def test_what_the_script_inherits(here, nsys, capfd, monkeypatch):
     assert inherited["PATH"].split(os.pathsep)[0] == os.path.dirname(sys.executable)
 
 
-@pytest.mark.slow
+@pytest.mark.thorough
 def test_what_nsys_loses_torch_profiler_records(here, nsys, capfd):
     nsys(records="pass")
     assert run("--json", "--", "python", script(here)) == 0
@@ -422,7 +422,7 @@ def test_a_program_that_fails_under_nsys_is_not_run_again(here, nsys, capfd):
     assert "nsys recorded nothing: the program ended with exit code 3 before" in capfd.readouterr().err
 
 
-@pytest.mark.slow
+@pytest.mark.thorough
 def test_a_recording_that_cannot_be_read_is_made_again(here, nsys, capfd):
     """Whatever the program's exit code was: there was something to record."""
     nsys(records="open(output + '.nsys-rep', 'w').write('damaged')")

@@ -54,6 +54,7 @@ ELSEWHERE = {"pyarrow", "webdataset", "typing_extensions", "sitecustomize"}
 DISTRIBUTIONS = {"PIL": "pillow", "cuda": "cuda-core", "pynvml": "nvidia-ml-py", "skimage": "scikit-image"}
 
 
+@pytest.mark.slow
 def test_every_package_that_is_imported_is_declared() -> None:
     names = set().union(*(imported(path) for path in (ROOT / "fastload").rglob("*.py")))
     declared = NEEDED.keys() | {needed.name for name in EXTRAS.keys() - FOR_DEVELOPERS for needed in EXTRAS[name]}
@@ -128,6 +129,7 @@ def test_extras_that_messages_name_exist_and_the_others_are_used() -> None:
     assert said == EXTRAS.keys() - FOR_DEVELOPERS - {"cluster"}  # a program that runs on a cluster has its packages
 
 
+@pytest.mark.slow
 def test_every_package_of_a_users_extra_is_imported() -> None:
     files = [*(ROOT / "fastload").rglob("*.py"), *(ROOT / "examples").glob("*.py")]
     names = {DISTRIBUTIONS.get(name, name) for name in set().union(*map(imported, files))}

@@ -171,6 +171,7 @@ def test_an_answer_may_be_cancelled_at_any_moment_while_another_is_asked_for(tmp
     assert [bytes(data) for data, _ in found] == [b"2"]
 
 
+@pytest.mark.slow
 def test_asking_does_not_wait_for_the_process(tmp_path):
     stored = stored_in(tmp_path)
     process = stored._requests[1][0]._process

@@ -264,6 +264,7 @@ def test_a_slot_that_this_process_has_dropped_while_filling_it_is_freed_after_it
     assert free(pool) == 2
 
 
+@pytest.mark.slow
 def test_workers_that_are_killed_at_any_moment_take_no_slot_along(make_pool):
     pool, iterator, draw = make_pool(count=4), Iterator(), random.Random(0)
     writer = SlotWriter(pool.handle)

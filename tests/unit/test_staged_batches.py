@@ -470,6 +470,7 @@ def test_the_decoder_lends_pinned_memory(monkeypatch):
     assert decoder.pinned(5) == 5
 
 
+@pytest.mark.slow
 def test_children_forked_while_other_threads_stage_can_stage():
     data = file_of(0)
     sides = range(5, 105)  # tables of many sizes, kept for all threads

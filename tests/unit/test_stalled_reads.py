@@ -194,6 +194,7 @@ def test_stuck_read_in_the_middle_of_a_pool_that_shrinks(run: Callable[..., None
         """)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("closed", [True, False])
 def test_process_ends_with_a_stuck_thread(closed: bool, run: Callable[..., None]) -> None:
     begun = time.monotonic()

@@ -65,6 +65,7 @@ def test_timms_transform_for_training_is_native(root, how):
         assert result.compared == 3 or (result.compared and how in POSTERIZING_TO_NOTHING)
 
 
+@pytest.mark.slow
 def test_each_operation_of_timms_is_read_to_the_bit():
     check_each(is_read_to_the_bit, sorted(timm_data.auto_augment.NAME_TO_OP), [0, 4.6, 9])
 

@@ -170,6 +170,7 @@ def bits(numbers) -> list[str]:
     return [float(number).hex() for number in numbers]
 
 
+@pytest.mark.slow
 @settings(max_examples=400)
 @given(
     angle=st.one_of(st.floats(-1000, 1000), st.floats(-1e-12, 1e-12), st.integers(-24, 24).map(lambda n: n * 30.0)),

@@ -71,7 +71,7 @@ def check(folder, source):
     return done.returncode, done.stdout.splitlines()
 
 
-@pytest.mark.slow
+@pytest.mark.thorough
 @pytest.mark.timeout(300)
 def test_a_users_script_is_checked_strictly(tmp_path):
     pytest.importorskip("mypy")

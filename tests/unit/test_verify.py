@@ -400,6 +400,7 @@ def test_a_number_of_workers_that_is_auto_is_the_same_for_torch(root, monkeypatc
     assert used == [policy.NATIVE_STREAMS if engine == "native" else 2]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("on_error", ["skip", "replace"])
 def test_samples_that_are_left_out_or_replaced_are_no_difference(root, tmp_path, monkeypatch, on_error):
     folder = tmp_path / "photos"

@@ -273,6 +273,7 @@ def test_samples_made_in_python_have_the_size_of_their_view(tmp_path, workers):
 SIDES = st.integers(1, 40)
 
 
+@pytest.mark.slow
 @settings(max_examples=10, deadline=None)
 @given(
     st.sampled_from([v1, v2]),
@@ -290,6 +291,7 @@ def test_any_views_of_any_sizes(root, module, views, workers):
     assert_same(*both(dataset, FastLoader, own, **arguments, run={"count": 1}))
 
 
+@pytest.mark.slow
 @settings(max_examples=10, deadline=None)
 @given(st.sampled_from([v1, v2]), st.integers(1, 40), st.permutations([first, second, second]))
 def test_any_views(root, module, size, views):

@@ -18,6 +18,7 @@ from fastload.memory.limits import pinned_limit, slots_wanted
 from fastload.memory.slots import SlotCounts, SlotPool
 from fastload.options import has_own_iter, has_own_iterator, makes_itself
 from fastload.randomness.by_sample import Epochs
+from fastload.route import RouteReader
 from fastload.state.place import LoaderPlace
 from fastload.stats.gpu_utilization import Utilization
 from fastload.stats.meter import Meter, Meters
@@ -63,6 +64,7 @@ class LoaderState:
         self.is_passed_by = False  # an ``__iter__`` of a subclass has made torch's iterator without asking for ours
         self.slots: SlotPool | None = None
         self.checks = ParityResults()
+        self.reader = RouteReader()
         self.engine_logged = False
         self.errors_warned = False  # that ranks may have different numbers of batches
         self.spares: list[Any] = []  # arrays of the last epoch's samples
@@ -271,6 +273,7 @@ class LoaderState:
         self._transfers, self._sized = {}, None
         self._meters.drop_inherited()
         self.place.errors.drop_inherited()
+        self.reader = RouteReader()
         self.steady, self.utilizations = _followed(self), {}
         self.slots = self._buffers = self._painter = None
         if not has_own_iterator(loader):

@@ -6,7 +6,9 @@ A :class:`Route` is the only decision: loader, iterators, workers and plan read 
 from __future__ import annotations
 
 import importlib.util
+import operator
 import sys
+import threading
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeAlias
 
@@ -15,11 +17,13 @@ import torch
 from fastload.memory.limits import no_slots_because
 from fastload.nvtx import stages
 from fastload.options import has_state, makes_itself, resolve_device
+from fastload.pipeline.reading import READ, RecipeReader
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from fastload.options import LoaderConfig
+    from fastload.pipeline.reading import Known
     from fastload.pipeline.recipe import Recipe
 
 Maker: TypeAlias = Literal["threads", "next", "workers", "python"]
@@ -81,9 +85,49 @@ class Outcomes(Protocol):
         ...
 
 
+class RouteReader(RecipeReader):
+    """Reads the recipe of a loader's epochs. Thread-safe."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._lock = threading.Lock()
+        self._arguments: list[Any] = []
+        self._loader: Any = None
+        self._device = torch.device("cpu")
+        self._reasons: tuple[str, ...] = ()
+
+    def read_of(self, loader: LoaderConfig[Any], device: torch.device) -> tuple[Recipe | tuple[str, ...], str | None]:
+        """Return what :func:`read_loader` does, and why transforms cannot be copied, if so."""
+        with self._lock:
+            arguments = [getattr(loader, name) for name in READ]
+            is_same = device == self._device and all(map(operator.is_, arguments, self._arguments))
+            if not is_same or not self._arguments or loader.worker_init_fn is not None:  # whose code counts, too
+                self.forget()
+            self._loader, self._device, self._arguments = loader, device, arguments
+            try:
+                self.known = self.read()
+            finally:
+                self._loader = None  # which has this reader
+            return (self._reasons, None) if self.known is None else self.known[1:]
+
+    def read_anew(self) -> Known | None:  # noqa: D102
+        from fastload.pipeline.recipe import Recipe
+
+        recipe = read_loader(self._loader, self._device)
+        if not isinstance(recipe, Recipe):
+            self._reasons = recipe
+            return None
+        runs_in_threads = self._loader.num_workers and not recipe.in_python
+        return recipe.key, recipe, recipe.not_copied_because() if runs_in_threads else None
+
+    def looked_at(self) -> dict[str, Any]:  # noqa: D102
+        return {"types": [type(self._loader)]}
+
+
 def decide(
     loader: LoaderConfig[Any],
     outcomes: Outcomes,
+    reader: RouteReader,
     prepare_lazy_images: Callable[[], bool],
     decodes_for_opencv: Callable[[], bool],
     own: bool,
@@ -93,6 +137,7 @@ def decide(
     Args:
         loader: The loader.
         outcomes: What its earlier epochs have shown.
+        reader: Knows the recipe of its earlier epochs.
         prepare_lazy_images: Whether Pillow's images can be lazy here. Called if workers may need it.
         decodes_for_opencv: Whether the core can decode what OpenCV reads here. Called in the same case.
         own: Whether the loader makes its iterators itself.
@@ -102,7 +147,7 @@ def decide(
     is_plain = own or on_host
     if (running := _running(loader, device)) is not None:
         return Route("threads", device, False, running, not_on_gpu=_not_on_gpu(loader, running, device))
-    read = read_loader(loader, device)
+    read, not_copied = reader.read_of(loader, device)
     if own:
         why = f"{makes_itself(loader)}; leave torch's"
         read = (why, *read) if isinstance(read, tuple) else (why,)
@@ -116,7 +161,7 @@ def decide(
     elif recipe is not None and recipe.in_python:
         maker = "workers"
     elif recipe is not None:
-        failed = recipe.not_copied_because() or outcomes.not_started(loader, recipe)
+        failed = not_copied or outcomes.not_started(loader, recipe)
         if failed is None:
             return Route("threads", device, False, recipe, not_on_gpu=not_on_gpu)
         reasons = (failed,)

@@ -63,7 +63,9 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     dropped = {item for item in items if any(item.get_closest_marker(name) is not None for name in left_out)}
     if not everything and not chosen:
         dropped |= effort.beyond_pairs([item for item in items if item not in dropped])
-        dropped |= effort.beyond_few([item for item in items if item not in dropped], slow=config.getoption("slow"))
+        if not config.option.file_or_dir:
+            left = [item for item in items if item not in dropped]
+            dropped |= effort.beyond_few(left, slow=config.getoption("slow"))
     config.hook.pytest_deselected(items=list(dropped))
     items[:] = [item for item in items if item not in dropped]
 

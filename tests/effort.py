@@ -62,7 +62,7 @@ def beyond_pairs(items: list[pytest.Item]) -> set[pytest.Item]:
 
 
 def beyond_few(items: list[pytest.Item], *, slow: bool) -> set[pytest.Item]:
-    """Return tests without which a few of each test's cases are left, always the same ones.
+    """Return tests without which each test has a few cases, always the same.
 
     Args:
         items: The tests.

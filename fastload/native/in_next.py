@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import contextlib
 import time
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch.utils.data import Subset
@@ -33,7 +33,7 @@ from fastload.memory.buffers import pinned
 from fastload.memory.limits import pins
 from fastload.native.sample_lists import COMPARED, DifferenceError, FailedSample, Made, SampleList, images_alone
 from fastload.pipeline.datasets.samples import collated
-from fastload.pipeline.installed.stamp import RecipeStamp
+from fastload.pipeline.reading import READ, RecipeReader
 from fastload.pipeline.recipe import OpenedImage
 from fastload.python_samples.dialogue import failed_of, submitted, unchanging
 from fastload.python_samples.odd_samples import MisreadError, OddSamples, PythonError, sized
@@ -55,15 +55,11 @@ READS_MAX = 3
 """How often a batch is begun anew because the recipe has changed meanwhile."""
 
 
-STAMPS_MAX = 8
-"""How many stamps may break or not be whole, one after the other, while the recipe is the same; then none is made."""
-
-
 class UnsupportedError(Exception):
     """The batch cannot be made natively."""
 
 
-class InProcessFetcher:
+class InProcessFetcher(RecipeReader):
     """Replaces the fetcher of torch's iterator without workers.
 
     Args:
@@ -73,8 +69,6 @@ class InProcessFetcher:
     Raises:
         RuntimeError: The recipe fails its check and ``engine="native"``.
     """
-
-    known: tuple[Any, Recipe, Callable[..., Any]] | None
 
     def __init__(self, loader: LoaderConfig[Any], device: torch.device) -> None:
         self._loader = loader
@@ -94,10 +88,7 @@ class InProcessFetcher:
         self._counts = StageCounts()
         self.to_compare = 0  # samples
         self.gave_up = False
-        self.known = None
-        self._stamp: RecipeStamp | None = None
-        self._is_proved = False  # the stamp lay between two readings of the same recipe
-        self._broken = 0  # stamps in a row
+        self.forget()
 
     @property
     def is_native(self) -> bool:
@@ -171,36 +162,14 @@ class InProcessFetcher:
         dataset = self.replaced.dataset
         return dataset if isinstance(dataset, SeededByIndex) else None
 
-    def read(self) -> tuple[Any, Recipe, Callable[..., Any]] | None:
-        """Return what identifies the recipe, the recipe, and what makes its images.
-
-        The last makes room for them if they stay in host memory, and is called with their number. The recipe is read
-        again unless a stamp says that nothing has changed.
-        """
-        former, stamp = self.known, self._stamp
-        holds = former is not None and stamp is not None and stamp.holds()
-        if holds and self._is_proved:
-            return former
-        known = self.read_anew()
-        if known is None:
-            return None
-        same = former is not None and known[0] == former[0] and known[1].dataset is former[1].dataset
-        self._is_proved = holds and same
-        self._broken = self._broken + 1 if same and not holds else 0
-        if self._is_proved:
-            return known
-        self._stamp = None
-        if self._broken < STAMPS_MAX:
-            stamp = RecipeStamp(known[1], whole=True, **self.looked_at())
-            self._stamp = stamp if stamp.is_whole else None
-        return known
-
-    def looked_at(self) -> dict[str, Any]:
-        """Return what else :meth:`read_anew` looks at, as arguments of a :class:`RecipeStamp`."""
-        return {"besides": [(vars(self._loader), name) for name in _READ], "types": [type(self._loader)]}
+    def looked_at(self) -> dict[str, Any]:  # noqa: D102
+        return {"besides": [(vars(self._loader), name) for name in READ], "types": [type(self._loader)]}
 
     def read_anew(self) -> tuple[Any, Recipe, Callable[..., Any]] | None:
-        """Read the recipe from the dataset and its transforms."""
+        """Read the recipe, and make what makes its images.
+
+        That makes room for them if they stay in host memory, and is called with their number.
+        """
         loader, former = self._loader, self.known
         recipe = ("",) if self.gave_up else read_loader(loader, self._device)
         if isinstance(recipe, tuple):
@@ -348,13 +317,6 @@ class InProcessFetcher:
     def totals(self) -> Callable[[], Totals]:
         """Returns the time spent so far, by stage; does not refer to the loader."""
         return self._counts.totals
-
-
-_READ: Final = (
-    *("batch_sampler", "collate_fn", "dataset", "engine", "exact", "in_order", "num_workers", "randomness"),
-    "worker_init_fn",
-)
-"""Attributes of a loader that its recipe depends on."""
 
 
 class _SamplesHere:

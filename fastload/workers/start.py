@@ -149,7 +149,9 @@ def route_of(loader: LoaderConfig[Any]) -> Route:
     if not state.checks.reads_pixels:
         totals = state.totals
         state.checks.reads_pixels = 0 < totals["batches"] <= totals["made:looked_at"]
-    return decide(loader, state.checks, _prepare_lazy_images, _decodes_for_opencv, state.makes_own(loader))
+    return decide(
+        loader, state.checks, state.reader, _prepare_lazy_images, _decodes_for_opencv, state.makes_own(loader)
+    )
 
 
 def _prepare_lazy_images() -> bool:

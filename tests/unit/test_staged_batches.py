@@ -452,6 +452,20 @@ def test_the_painter_keeps_no_loader_and_slots_know_whether_there_is_one():
     assert painter.make_decoder() is None
 
 
+def test_workers_stage_batches_once_the_kernels_are_there():
+    decoder, slots = mock.Mock(gave_up=None, is_compiling=True), mock.Mock(paints=None)
+    painter = received.Painter(lambda: decoder, slots, mock.Mock(), None)
+    for ready in (False, True):
+        decoder.is_ready.return_value = ready
+        assert painter.begin()
+        assert slots.paints is ready
+    assert decoder.is_ready.call_args.kwargs == {"steps": True}  # any batch may have some
+    assert decoder.prepare.call_count == 2
+    decoder.gave_up = "no memory"
+    assert not painter.begin()
+    assert not received.Painter(lambda: None, slots, mock.Mock(), None).begin()
+
+
 @pytest.mark.parametrize("paints", [True, False])
 def test_slots_are_as_large_as_what_will_be_in_them(paints):
     painter, slots, transfer = mock.Mock(), mock.Mock(), mock.Mock()

@@ -181,6 +181,9 @@ def _loader_and_step(name: str, made: Any) -> tuple[DataLoader[Any], Callable[[A
     loader, step = made if isinstance(made, tuple) and len(made) == 2 else (made, None)
     from torch.utils.data import DataLoader  # here: fastload run replaces it where a module holds it
 
+    several = made if isinstance(made, tuple | list) else made.values() if isinstance(made, dict) else ()
+    if len(several) > 1 and all(isinstance(each, DataLoader) for each in several):
+        raise FactoryError(f"{name} must return one DataLoader, got {len(several)}; name a function that returns one")
     if not isinstance(loader, DataLoader):
         raise FactoryError(f"{name} must return a DataLoader, or (DataLoader, step), got {type(made).__name__}")
     if step is not None and not callable(step):

@@ -358,6 +358,10 @@ class LoaderState:
             gpu_decode_bytes=sum(decoder.nbytes for decoder in decoders),
         )
 
+    def refused_in_workers(self) -> str | None:
+        """Why a worker gave up making samples natively; ``None`` if none did."""
+        return next(iter(self._meters.places()[3]), None)
+
     def check_open(self) -> None:
         """Count a new iteration; raise if the loader is closed."""
         self.begun += 1

@@ -76,6 +76,10 @@ class Outcomes(Protocol):
         """Whether the user's code read deferred pixels of each batch, about."""
         ...
 
+    def refused(self, loader: LoaderConfig[Any], recipe: Recipe) -> str | None:
+        """Why workers gave up making the recipe's samples; ``None`` if they did not."""
+        ...
+
     def known(self, loader: LoaderConfig[Any], recipe: Recipe) -> str | None:
         """Why the recipe must not be used; ``None`` if it passed or is unchecked."""
         ...
@@ -158,6 +162,8 @@ def decide(
         recipe, reasons = None, (failed,)
     if recipe is not None and not loader.num_workers:
         maker = "next"
+    elif recipe is not None and recipe.in_python and (failed := outcomes.refused(loader, recipe)) is not None:
+        recipe, reasons = None, (failed,)
     elif recipe is not None and recipe.in_python:
         maker = "workers"
     elif recipe is not None:

@@ -9,7 +9,7 @@ import torch
 from fastload import _core
 from fastload._compare import same, same_layout
 from fastload.options import LEVELS_OFF
-from fastload.pipeline.datasets.samples import Around, collated, one_of
+from fastload.pipeline.datasets.samples import collated, no_pair_because, one_of
 from fastload.python_samples.dialogue import TookTooLongError, converse
 from fastload.randomness.generators import state_of_seed
 
@@ -42,7 +42,7 @@ class SampleMaker(Protocol):
         ...
 
     def located(self, index: Any, timeout_s: float | None) -> Any:
-        """Return a sample's encoded image and target, or the name of the error raised."""
+        """Return a sample's encoded image and target, or the error raised, in words."""
         ...
 
     def batch(self, index: Any, state: bytes, timeout_s: float | None) -> tuple[Any, bytes]:
@@ -113,7 +113,7 @@ def _compare(
     located = process.located(index, timeout_s)
     if isinstance(located, str):  # no difference if the dataset itself raises too
         expected, _ = process.batch(index, state, timeout_s)
-        return False, None if expected is None else f"sample {index} raises {located} in encoded()"
+        return False, None if expected is None else f"encoded({index}) raises {located}"
     source, target = located
     views = recipe.pipeline.views
     room = recipe.pipeline.room(2)
@@ -145,8 +145,8 @@ def _compare(
     for view, both in zip(recipe.pipeline.by_view(pixels), recipe.pipeline.by_view(room), strict=True):
         view.copy_(both[:1])
     native = collated([target]).around(images_of(pixels, patches))
-    if type(target) is not Around and not (isinstance(expected, list | tuple) and len(expected) == 2):
-        return True, f"sample {index} is no tuple (transform(image), target), which encoded() describes; return that"
+    if (why := no_pair_because(f"sample {index}", expected, target)) is not None:
+        return True, why
     if drawn != after:
         return True, f"sample {index} draws other random numbers natively"
     if same(expected, native):

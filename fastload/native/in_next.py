@@ -88,6 +88,7 @@ class InProcessFetcher(RecipeReader):
         self._counts = StageCounts()
         self.to_compare = 0  # samples
         self.gave_up = False
+        self.why: str | None = None
         self.forget()
 
     @property
@@ -95,9 +96,13 @@ class InProcessFetcher(RecipeReader):
         """Whether the next batch may be made natively."""
         return self.known is not None
 
-    def give_up(self) -> None:
-        """Leave all further batches to torch."""
-        self.known, self.gave_up = None, True
+    def give_up(self, why: str | None = None) -> None:
+        """Leave all further batches to torch.
+
+        Args:
+            why: The reason; ``None`` where torch's may be different.
+        """
+        self.known, self.gave_up, self.why = None, True, why
 
     def install(self, iterator: Any, receiver: int | None = None) -> None:
         """Replace the fetcher of torch's iterator.
@@ -123,7 +128,7 @@ class InProcessFetcher(RecipeReader):
                 data = self._natively(indices, state)
         except DifferenceError as error:
             failure = str(error)
-            self.give_up()
+            self.give_up(failure)
             if state is not None:
                 set_state(state)
         except Exception as error:  # noqa: BLE001 - torch's fetcher raises it again if it is the user's

@@ -75,8 +75,9 @@ class WorkerFetcher(InProcessFetcher):
             return None
         recipe = read_recipe(self.replaced.dataset, self._collate_fn, exact=self._exact)
         if isinstance(recipe, Refusal):  # the user's functions have changed something
-            warn_fallback("; ".join(recipe.reasons))
-            self.give_up()
+            why = "; ".join(recipe.reasons)
+            warn_fallback(why)
+            self.give_up(why)
             return None
         key = recipe.key
         if self.known is not None and self.known[0] == key:
@@ -84,6 +85,6 @@ class WorkerFetcher(InProcessFetcher):
         self.to_compare = COMPARED
         return key, recipe, images_alone(recipe)
 
-    def give_up(self) -> None:  # noqa: D102
-        super().give_up()
+    def give_up(self, why: str | None = None) -> None:  # noqa: D102
+        super().give_up(why)
         lazy_images.install()

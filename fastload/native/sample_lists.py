@@ -13,7 +13,7 @@ from torch.utils.data import Subset
 from fastload._compare import same
 from fastload.device.normalize import host_images
 from fastload.pipeline.datasets.arrays import Pixels
-from fastload.pipeline.datasets.samples import filled
+from fastload.pipeline.datasets.samples import filled, no_pair_because
 from fastload.pipeline.installed.stamp import RecipeStamp
 from fastload.randomness.generators import set_state, state_now
 
@@ -128,6 +128,8 @@ class Made:
             after = self.job.generator_before(sample + 1) if pipeline.draws else before
             if state_now(others=pipeline.draws_others) != after:
                 raise DifferenceError("a sample draws other random numbers natively")
+            if recipe.target_transform is None and (why := no_pair_because("a sample", theirs, self.rests[sample])):
+                raise DifferenceError(why)
             if pipeline.approximate is None and not same(theirs, ours, any_layout=pipeline.layout is None):
                 raise DifferenceError("a sample is not the same to the bit natively")
         return len(chosen)

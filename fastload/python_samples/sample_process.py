@@ -18,6 +18,7 @@ import queue
 import signal
 import threading
 import time
+import traceback
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Final
 
@@ -195,7 +196,7 @@ class SampleProcess:
         return self._ask(("fetched", indices, state, worker))  # type: ignore[no-any-return]
 
     def located(self, index: Any, timeout_s: float | None) -> tuple[Any, Any] | str:
-        """Return a sample's encoded image and target, or the name of the error raised.
+        """Return a sample's encoded image and target, or the error raised, in words.
 
         Raises:
             TookTooLongError: There is no answer in time.
@@ -392,7 +393,7 @@ def located(recipe: Recipe, index: Any) -> Any:
         source, target = recipe.locate(index)
         source = sendable(source)
     except Exception as error:  # noqa: BLE001 - any error of the user's dataset
-        return type(error).__name__
+        return "".join(traceback.format_exception_only(error)).strip()
     return source, target
 
 

@@ -39,7 +39,7 @@ class WorkerCounters:
     __slots__ = (
         *("_shared", "_worker", "_computed", "is_fetching", "began", "split", "made", "images"),
         *("timed_batches", "timed_images", "timed_fetch_s", "timed_collate_s", "_fetched_s", "_last_s", "_count"),
-        *("is_divided", "_busy", "_queued", "_queue", "_waits", "_computes", "_sampler", "__weakref__"),
+        *("is_divided", "_busy", "_queued", "_queue", "_waits", "_computes", "_sampler", "_is_refused", "__weakref__"),
     )
 
     def __init__(self, shared: SharedCounters, worker: int, *, whole_process: bool) -> None:
@@ -54,7 +54,7 @@ class WorkerCounters:
         self._fetched_s = 0.0  # total
         self._last_s = 0.0
         self._count = 0
-        self.is_divided = False
+        self.is_divided = self._is_refused = False
         self._busy = self._queued = 0.0
         self._queue: int | None = None
         self._waits: dict[str, float] = {}
@@ -151,6 +151,12 @@ class WorkerCounters:
         if looked_at:
             self._shared.add(self._worker, _LOOKED_AT, looked_at)
             self._shared.write(self._worker, 2, place)
+
+    def note_refused(self, why: str) -> None:
+        """Record why samples are not made natively any more."""
+        if not self._is_refused:
+            self._is_refused = True
+            self._shared.write(self._worker, 3, why)
 
     def _record(self, computed_s: float, waited_s: float, in_codec: bool, place: str) -> None:
         self._shared.add(self._worker, _SAMPLES, 1)

@@ -176,12 +176,12 @@ class Meter:
         return totals
 
     def places(self) -> Places:
-        """Where the workers mostly waited, computed, and looked at deferred pixels."""
+        """Where workers mostly waited, computed, and looked at pixels; and why none are made natively any more."""
         if self.shared is None:
-            return (), (), ()
-        lines = [[self.shared.read(worker, line) for worker in range(self.shared.workers)] for line in (0, 1, 2)]
-        waits, computes, looks = (tuple(text for text in line if text) for line in lines)
-        return waits, computes, looks
+            return (), (), (), ()
+        lines = [[self.shared.read(worker, line) for worker in range(self.shared.workers)] for line in range(4)]
+        waits, computes, looks, refused = (tuple(text for text in line if text) for line in lines)
+        return waits, computes, looks, refused
 
     def close(self) -> None:
         """Release the shared counters. Idempotent."""
@@ -346,7 +346,7 @@ class Meters:
         self._holders = 0  # of the live meters: the lock's thread, and its finalizers
         self._number = 0
         self._before = Totals()
-        self._places: Places = (), (), ()
+        self._places: Places = (), (), (), ()
 
     def drop_inherited(self) -> None:
         """Go on in a forked child.

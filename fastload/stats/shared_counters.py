@@ -33,8 +33,8 @@ FIGURES: Final = (
     "looked_at",  # of these: calls for which their pixels were made before the batch was sent
     "painted_s",  # part of busy_s: making their pixels when it was
 )
-TEXT_BYTES: Final = 128
-_TEXTS: Final = 3  # of a worker: where it waits and computes most, and what looks at pixels
+TEXT_BYTES: Final = 256
+_TEXTS: Final = 4  # of a worker: where it waits and computes most, what looks at pixels, why nothing is native any more
 _ENTRY: Final = 5  # doubles per ring entry: batch + 1, images, start of fetch, start of collate, end
 
 

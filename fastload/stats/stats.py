@@ -11,7 +11,7 @@ from fastload._result import Result, flat_numbers
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-Places: TypeAlias = tuple[tuple[str, ...], tuple[str, ...], tuple[str, ...]]
+Places: TypeAlias = tuple[tuple[str, ...], tuple[str, ...], tuple[str, ...], tuple[str, ...]]
 """Where workers waited, computed, and looked at deferred pixels: a line of code of each worker that has any."""
 
 COMPARED_MIN: Final = 16  # least number of timed steps on either side that are compared
@@ -354,7 +354,7 @@ class Stats(Result):
         """Difference from ``earlier``; current values (slots, queues) stay as they are."""
         return make_stats(
             Totals({key: value - earlier.totals.get(key, 0.0) for key, value in self.totals.items()}),
-            places=(self.fetch.waits_at, self.fetch.computes_at, self.fetch.looks_at),
+            places=(self.fetch.waits_at, self.fetch.computes_at, self.fetch.looks_at, ()),
             missed={why: count - earlier.missed.get(why, 0) for why, count in self.missed.items()},
             workers=self.workers,
             slots=(self.slots, self.slot_bytes, self.pinned_bytes),
@@ -368,7 +368,7 @@ class Stats(Result):
 def make_stats(
     totals: Totals,
     *,
-    places: Places = ((), (), ()),
+    places: Places = ((), (), (), ()),
     missed: Mapping[str, int] | None = None,
     workers: int = 0,
     slots: tuple[int, int, int] = (0, 0, 0),

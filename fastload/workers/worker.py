@@ -220,6 +220,8 @@ class Worker:
                 if self.deferral is not None:
                     self._counters.paint(self.deferral.take_painted_s())
                     self._counters.note_deferred(*self.deferral.take_counts())
+                if self._native is not None and self._native.why is not None:
+                    self._counters.note_refused(self._native.why)
                 self._counters.end(number)
             finally:
                 self._progress.keep(self._fetcher, digest)

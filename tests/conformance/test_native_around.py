@@ -378,11 +378,26 @@ def test_a_first_call_may_change_what_encoded_returns(root):
 @pytest.mark.parametrize("workers", [0, 1])
 def test_samples_of_encoded_that_are_no_pairs(root, native_batches, workers):
     arguments = {"batch_size": 4, "num_workers": workers, "device": "cpu"}
-    with pytest.warns(FallbackWarning, match="no tuple .transform.image., target."):
+    with pytest.warns(FallbackWarning, match=r"a dict, but encoded\(\) describes a pair .*EncodedImage"):
         list(FastLoader(Dicts(root, train_v1()), **arguments))
     arguments = {"batch_size": 4, "num_workers": workers, "collate_fn": lambda rows: rows}
     ours, theirs = both(lambda: Dicts(root, train_v1()), FastLoader, {"device": "cpu"}, **arguments)
     assert_same(ours, theirs)
+    assert not native_batches.value
+
+
+@pytest.mark.parametrize("persistent", [False, True])
+def test_what_workers_gave_up_is_torchs_from_the_next_epoch_on(root, native_batches, persistent):
+    """And the plan says why, until the recipe is another one."""
+    arguments = {"num_workers": 2, "collate_fn": lambda rows: default_collate(rows), "persistent_workers": persistent}
+    with FastLoader(Dicts(root, eval_v1()), 4, **arguments, device="cpu") as loader:
+        assert loader.plan.engine == "native"
+        for _ in range(3):
+            assert_same(list(loader), list(DataLoader(Dicts(root, eval_v1()), 4)))
+            assert loader.plan.engine == "torch"
+            assert "a sample is a dict, but encoded() describes a pair" in " ".join(str(loader.plan).split())
+        loader.dataset.transform = train_v1()
+        assert loader.plan.engine == "native"
     assert not native_batches.value
 
 

@@ -11,6 +11,8 @@ import textwrap
 
 import pytest
 
+from fastload.commands import cli
+
 pytestmark = pytest.mark.slow
 
 FASTLOAD = (sys.executable, "-m", "fastload", "run")
@@ -151,7 +153,7 @@ def test_options_are_the_defaults_of_fastloaders_own_arguments(folder):
 
         expected = dict(device="cpu", memory_format=torch.contiguous_format, dtype=torch.bfloat16, device_prefetch=3,
                         engine="torch", max_pinned_bytes=1000, max_index_bytes=2000,
-                        decode="cpu")
+                        decode="cpu", device_cache_bytes="auto", on_error="skip", max_errors=7)
         wrapped = FastLoader.wrap(TorchDataLoader([0]))
         for loader in (DataLoader([0]), FastLoader([0]), type("Mine", (DataLoader,), {})([0]), wrapped):
             assert {name: vars(loader)[name] for name in expected} == expected
@@ -162,8 +164,15 @@ def test_options_are_the_defaults_of_fastloaders_own_arguments(folder):
         """,
         *["--device", "cpu", "--memory-format", "contiguous", "--dtype", "bfloat16", "--device-prefetch", "3"],
         *["--engine", "torch", "--max-pinned-bytes", "1000", "--max-index-bytes", "2000"],
-        *["--decode", "cpu"],
+        *["--decode", "cpu", "--device-cache-bytes", "auto", "--on-error", "skip", "--max-errors", "7"],
     )
+
+
+@pytest.mark.parametrize("text", ["-1", "1.5", "nan", "few", "1e400"])
+def test_max_errors_is_a_count_or_a_share(text, capsys):
+    with pytest.raises(SystemExit):
+        cli.main(["run", f"--max-errors={text}", "script.py"])
+    assert f"must be a count, or a share from 0.0 to 1.0, got '{text}'" in capsys.readouterr().err
 
 
 def test_a_script_may_import_fastload_before_torch(folder):

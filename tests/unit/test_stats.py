@@ -673,7 +673,7 @@ def full():
     stages = {"stage:decode:count": 100, "stage:decode:s": 4.0, "gpu:looks": 4, "gpu:busy": 2.0}
     totals = Totals(sums | waited | device | stages | {"device:idle_s": 7.0})
     missed = {"a batch of another size": 2, "no free slot": 3}
-    return make_stats(totals, workers=2, missed=missed, queues={"ready": 2}, places=(("a.py:1",), (), ()))
+    return make_stats(totals, workers=2, missed=missed, queues={"ready": 2}, places=(("a.py:1",), (), (), ()))
 
 
 RESULTS = {

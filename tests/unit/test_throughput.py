@@ -180,6 +180,10 @@ def factories(tmp_path, monkeypatch, simulated_time):
         "    return DataLoader([word] * 10, batch_size=int(size))\n"
         "def number():\n"
         "    return 5\n"
+        "def pair():\n"
+        "    return loader(), loader()\n"
+        "def named():\n"
+        "    return {'train': loader(), 'val': loader()}\n"
         "def bad_step():\n"
         "    return loader(), 5\n"
         "value = 3\n"
@@ -212,6 +216,11 @@ def test_a_factory_makes_a_loader_or_a_loader_and_a_step(factories):
         ("my_factories:absent", "module my_factories must have a function absent, but it has none"),
         ("my_factories:value", "my_factories:value must be a function, got int"),
         ("my_factories:number", "my_factories:number must return a DataLoader, or (DataLoader, step), got int"),
+        ("my_factories:pair", "my_factories:pair must return one DataLoader, got 2; name a function that returns one"),
+        (
+            "my_factories:named",
+            "my_factories:named must return one DataLoader, got 2; name a function that returns one",
+        ),
         ("my_factories:bad_step", "my_factories:bad_step must return a step that can be called with a batch, got int"),
     ],
 )

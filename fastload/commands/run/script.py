@@ -9,6 +9,7 @@ steps (see ``profiling/recording/capture.py``).
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import os
 import re
@@ -27,7 +28,7 @@ BOOTSTRAP: Final = Path(__file__).resolve().parent / "bootstrap"
 
 _DEFAULTS: Final = (
     *("device", "memory_format", "dtype", "device_prefetch", "engine", "max_pinned_bytes", "randomness", "exact"),
-    *("max_index_bytes", "decode"),
+    *("max_index_bytes", "decode", "device_cache_bytes", "on_error", "max_errors"),
 )
 
 
@@ -59,6 +60,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     add("--max-index-bytes", type=at_least(0), metavar="N", help="most bytes of the JPEG files' index; 0 for none")
     add("--decode", choices=("auto", "cpu", "gpu"), help="where JPEG files are decoded; auto: on the GPU when it waits")
+    add(
+        "--device-cache-bytes",
+        type=_cache_bytes,
+        metavar="N",
+        help="most bytes of JPEG files that stay in the GPU's memory; auto: half of what is free",
+    )
+    add("--on-error", choices=("raise", "skip", "replace"), help="what becomes of samples that cannot be read")
+    add("--max-errors", type=_max_errors, metavar="N", help="how many such samples: a count, or a share such as 0.01")
     add("--explain", action="store_true", help="say at exit, on stderr, who uses FastLoader and every loader's plan")
     program = parser.add_argument_group("the program, as Python itself takes it")
     program.add_argument("-m", dest="module", nargs=argparse.REMAINDER, metavar="module", help="run a library module")
@@ -126,6 +135,18 @@ def _device(text: str) -> str:
     if not re.fullmatch(r"[a-z]+(:\d+)?", text):
         raise argparse.ArgumentTypeError(f"must be auto, cpu or the name of a torch device, got {text!r}")
     return text
+
+
+def _cache_bytes(text: str) -> int | str:
+    return text if text == "auto" else at_least(0)(text)
+
+
+def _max_errors(text: str) -> int | float:
+    with contextlib.suppress(ValueError):
+        value = int(text) if text.isdigit() else float(text)
+        if isinstance(value, int) or 0 <= value <= 1:
+            return value
+    raise argparse.ArgumentTypeError(f"must be a count, or a share from 0.0 to 1.0, got {text!r}")
 
 
 def _fail(reason: str) -> int:

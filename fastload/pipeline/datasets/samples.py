@@ -133,6 +133,16 @@ def _taken_apart(part: Any, sources: list[Any]) -> Any:
     return part
 
 
+def no_pair_because(name: str, sample: Any, target: Any) -> str | None:
+    """Say that a sample, or a batch of it, is no pair, though ``encoded()`` gives one."""
+    if type(target) is Around or (isinstance(sample, list | tuple) and len(sample) == 2):
+        return None
+    return (
+        f"{name} is a {type(sample).__name__}, but encoded() describes a pair (transform(image), target); return that, "
+        "or let encoded() return the same sample with an EncodedImage in the image's place"
+    )
+
+
 def one_of(source: Any, view: int) -> Any:
     """Return the encoded image of a view; of several, each is one view."""
     return source[view] if type(source) is tuple else source

@@ -316,6 +316,8 @@ def _decoded_on_gpu(loader: LoaderConfig[Any], route: Route, stats: Stats) -> st
     made = {"the GPU": stats.gpu_images, "threads": stats.thread_images, "Python": stats.python_images}
     counts = ", ".join(f"{count:,} by {who}" for who, count in made.items() if count)
     so_far = f"; images so far: {counts}" if counts else ""
+    if stats.kept_images:
+        so_far += f"; {stats.kept_images:,} files were in the GPU's memory, and not read"
     if state.compiles(device):
         so_far += "; now threads decode, as the GPU's kernels are being compiled"
     elif (policy := state.decode_policies.get(device)) is not None and stats.images:

@@ -60,7 +60,7 @@ class ParityResults:
         self.python_used = True
 
     def refused(self, loader: LoaderConfig[Any], recipe: Recipe) -> str | None:
-        """Why workers gave up making the recipe's samples; ``None`` if they did not, or have to try."""
+        """Why workers gave up the recipe; ``None`` if not, or if they must try."""
         if self.refused_in_workers is None or loader.engine == "native":
             return None
         key = key_of(loader, recipe)

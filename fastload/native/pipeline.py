@@ -424,6 +424,7 @@ class DecodePipeline:
             while failed := batch.staged.failed():
                 self._make_odd(batch, self._odd_samples(batch), failed)
                 data = self._finish(batch.made_of, batch.patches, rest, batch.number)
+            self._counts.kept_images += batch.staged.kept
         self._counts.batches += 1
         self._counts.images += len(batch.sources)
         if self._choice is not None:

@@ -416,6 +416,7 @@ def _figures(stats: Stats) -> list[str]:
         took_ms = 1e3 * stats.stages["gpu_decode"].mean_s if "gpu_decode" in stats.stages else None
         took = "" if took_ms is None else f" ({took_ms:,.2f} ms a batch of its time; that {_cost(stats)})"
         took += f" in {stats.gpu_decode_bytes / 1e6:,.0f} MB of its memory" if stats.gpu_decode_bytes else ""
+        took += f", {stats.kept_images:,} files were there and not read" if stats.kept_images else ""
         in_python = f", {stats.python_images:,} in Python" if stats.python_images else ""
         lines.append(
             f"decoded: {stats.gpu_images:,} images by the GPU{took}, {stats.thread_images:,} by threads{in_python}"

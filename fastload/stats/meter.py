@@ -176,7 +176,7 @@ class Meter:
         return totals
 
     def places(self) -> Places:
-        """Where workers mostly waited, computed, and looked at pixels; and why none are made natively any more."""
+        """Where workers mostly waited, computed and looked; and why they gave up."""
         if self.shared is None:
             return (), (), (), ()
         lines = [[self.shared.read(worker, line) for worker in range(self.shared.workers)] for line in range(4)]

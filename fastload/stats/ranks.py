@@ -18,8 +18,8 @@ if TYPE_CHECKING:
 
 SHOWN_MAX: Final = 16  # number of ranks to print, those that waited most; the rest is counted
 _SUMMED: Final = (
-    *("batches", "images", "python_images", "gpu_images", "thread_images", "device_bytes", "pinned_bytes"),
-    *("workers", "startup_s", "wait_s", "step_s", "images_per_s"),
+    *("batches", "images", "python_images", "gpu_images", "kept_images", "thread_images"),
+    *("device_bytes", "pinned_bytes", "workers", "startup_s", "wait_s", "step_s", "images_per_s"),
 )
 
 

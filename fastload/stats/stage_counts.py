@@ -15,6 +15,7 @@ class StageCounts:
     batches: int = 0  # number of decoded batches
     images: int = 0  # of those
     gpu_images: int = 0  # how many of those a GPU decoded
+    kept_images: int = 0  # how many of these were of files in its memory
     python_batches: int = 0  # number of batches with samples made in Python
     python_images: int = 0  # number of such samples
     python_s: float = 0.0  # of making them
@@ -37,6 +38,7 @@ class StageCounts:
                 **{f"stage:{name}:s": took for name, took in spent.items()},
                 "python_images": float(self.python_images),
                 "gpu_images": float(self.gpu_images),
+                "kept_images": float(self.kept_images),
                 "thread_images": float(max(0, self.images - self.gpu_images - self.python_images)),
                 "made:sampled_s": seconds,
                 "made:busy_s": busy,

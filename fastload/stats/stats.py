@@ -12,11 +12,13 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
 Places: TypeAlias = tuple[tuple[str, ...], tuple[str, ...], tuple[str, ...], tuple[str, ...]]
-"""Where workers waited, computed, and looked at deferred pixels: a line of code of each worker that has any."""
+"""Where workers waited, computed, and looked at deferred pixels: a line of code of each worker that has any; and why
+workers gave up making samples natively."""
 
 COMPARED_MIN: Final = 16  # least number of timed steps on either side that are compared
 _SUMS: Final = (  # fields of Stats that are sums of the same name
-    *("batches", "images", "python_images", "gpu_images", "thread_images", "copied", "device_bytes", "slot_batches"),
+    *("batches", "images", "python_images", "gpu_images", "kept_images", "thread_images"),
+    *("copied", "device_bytes", "slot_batches"),
     *("epochs", "startup_s", "wait_s", "step_s", "errors"),
 )
 
@@ -122,6 +124,7 @@ class Stats(Result):
         images: Images (samples of any kind) in them.
         python_images: Part of them that the native engine left to the user's own Python, such as PNG files.
         gpu_images: Part of them that the GPU decoded.
+        kept_images: Part of these whose files were in its memory, and were not read (``device_cache_bytes``).
         thread_images: Part of them that decode threads made.
         deferred_images: Images of worker processes whose pixels were not made when the program made tensors of them.
         looks: How often the program then looked at some, so that they were made at once.
@@ -161,6 +164,7 @@ class Stats(Result):
     images: int = 0
     python_images: int = 0
     gpu_images: int = 0
+    kept_images: int = 0
     thread_images: int = 0
     deferred_images: int = 0
     looks: int = 0

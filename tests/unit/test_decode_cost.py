@@ -187,6 +187,11 @@ def test_the_plan_says_why_the_gpu_was_given_up(loader: FastLoader[Any]) -> None
     assert note_of(loader, figures(idle_s=0.0)) == f"{told}the GPU had no memory left to decode in"
 
 
+def test_the_plan_says_how_many_files_were_not_read(loader: FastLoader[Any]) -> None:
+    stats = make_stats(Totals({"images": 10, "gpu_images": 10, "kept_images": 7}))
+    assert "; 7 files were in the GPU's memory, and not read" in note_of(loader, stats)
+
+
 def test_the_plan_says_that_threads_decode_while_kernels_are_compiled(
     loader: FastLoader[Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -499,6 +499,7 @@ class HostDecoder:
 class HostStaged:
     decode_s = 0.0
     most_samples = None
+    kept = 0
     is_decoded = False  # so that the next batch may be issued
 
     def __init__(

@@ -57,6 +57,7 @@ class Decoder:
 class Staged:
     decode_s = 0.0
     most_samples = None
+    kept = 0
     staging = None
     is_decoded = False
 

@@ -513,7 +513,9 @@ def test_a_loader_gives_the_same_batches_from_kept_files(loader_of):
     assert (files, found) == (KEPT, 4 * KEPT)
     assert 4 <= missed <= KEPT + 5
     assert decoder.nbytes >= 1 << 20
-    assert loader.stats().gpu_images == 5 * (KEPT + 1)
+    stats = loader.stats()
+    assert (stats.gpu_images, stats.kept_images) == (5 * (KEPT + 1), 4 * KEPT)
+    assert f"{4 * KEPT} files were there and not read" in str(loader.report())
 
 
 def test_a_loader_whose_files_do_not_fit_goes_on_with_those_that_do(loader_of):

@@ -554,6 +554,11 @@ class StagedFiles:
         staged = (self._samples * views - self.staging.has().count(0)) // views
         return self._new_file, staged, self.staging.new_files
 
+    @property
+    def kept(self) -> int:
+        """Number of samples whose files were in the device's memory."""
+        return self.staging.kept_files // len(self._parts)
+
     def views(self) -> list[StagedView]:
         """Return what takes the place of each view's pixels, to be copied once."""
         decoded: list[torch.Tensor] = []

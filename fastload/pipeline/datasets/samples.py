@@ -134,7 +134,7 @@ def _taken_apart(part: Any, sources: list[Any]) -> Any:
 
 
 def no_pair_because(name: str, sample: Any, target: Any) -> str | None:
-    """Say that a sample, or a batch of it, is no pair, though ``encoded()`` gives one."""
+    """Say that a sample is no pair, though ``encoded()`` gives one."""
     if type(target) is Around or (isinstance(sample, list | tuple) and len(sample) == 2):
         return None
     return (

@@ -33,14 +33,13 @@ from fastload.memory.buffers import pinned
 from fastload.memory.limits import pins
 from fastload.native.sample_lists import COMPARED, DifferenceError, FailedSample, Made, SampleList, images_alone
 from fastload.pipeline.datasets.samples import collated
-from fastload.pipeline.reading import READ, RecipeReader
 from fastload.pipeline.recipe import OpenedImage
 from fastload.python_samples.dialogue import failed_of, submitted, unchanging
 from fastload.python_samples.odd_samples import MisreadError, OddSamples, PythonError, sized
 from fastload.python_samples.sample_process import batch_of_one, located
 from fastload.randomness.by_sample import SeededByIndex, random_states_kept
 from fastload.randomness.generators import set_state, state_now
-from fastload.route import read_loader
+from fastload.route import READ, RecipeReader, read_loader
 from fastload.stats.stage_counts import StageCounts
 
 if TYPE_CHECKING:

@@ -17,7 +17,6 @@ from torchvision.transforms import Compose, Normalize, RandomCrop, RandomHorizon
 
 from fastload import FastLoader, route
 from fastload.loader_state import state_of
-from fastload.pipeline import reading
 from fastload.pipeline.installed import stamp
 
 EPOCHS = 5
@@ -111,7 +110,7 @@ def test_what_changes_between_epochs_is_seen_in_the_next(change: Any, dataset: A
 
 @pytest.mark.parametrize("whole", [True, False])
 def test_what_a_stamp_does_not_see_is_read_each_time(monkeypatch: pytest.MonkeyPatch, whole: bool) -> None:
-    class Reader(reading.RecipeReader):
+    class Reader(route.RecipeReader):
         count = 0
 
         def read_anew(self) -> Any:

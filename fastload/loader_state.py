@@ -203,11 +203,9 @@ class LoaderState:
         if why_not is None:
             from fastload.device.decode.files import Decoder
 
-            if device not in self._decoders:
-                self._decoders.setdefault(device, Decoder(device))  # the same one for two threads
-            decoder = self._decoders[device]
+            decoder = self._decoders.get(device) or self._decoders.setdefault(device, Decoder(device))
             decoder.waits = decode == "gpu"
-            if decoder.is_ready() or decoder.gave_up is None:
+            if decoder.is_ready() or decoder.gave_up is None or decoder.kernels:  # else it has never decoded
                 return decoder
             why_not = decoder.gave_up
         if decode == "gpu":
@@ -358,6 +356,7 @@ class LoaderState:
             gpu_decode_bytes=sum(decoder.nbytes for decoder in decoders),
         )
 
+    @property
     def refused_in_workers(self) -> str | None:
         """Why a worker gave up making samples natively; ``None`` if none did."""
         return next(iter(self._meters.places()[3]), None)

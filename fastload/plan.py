@@ -150,6 +150,8 @@ def _plan_of(loader: LoaderConfig[Any], route: Route, stats: Stats) -> Plan:
         fetch = Step("decode", threads, f"{_decodes(loader, around)}, then {_becomes(around)}")
         beside = around.in_python or ("worker_init_fn",)
         notes.append(f"run in Python, beside samples made natively: {', '.join(beside)}")
+        if (why := state_of(loader).refused_in_workers) is not None:
+            notes.append(f"of late workers have made samples as torch does, for {why}")
     if isinstance(loader.dataset, IterableDataset) and not has_state(loader.dataset) and not own:
         notes.append(READ_AGAIN)
     steps = [fetch, Step("collate", place, _name_of(loader.collate_fn))]

@@ -6,7 +6,6 @@ A :class:`Route` is the only decision: loader, iterators, workers and plan read 
 from __future__ import annotations
 
 import importlib.util
-import operator
 import sys
 import threading
 from abc import abstractmethod
@@ -74,10 +73,6 @@ class Outcomes(Protocol):
     @property
     def reads_pixels(self) -> bool:
         """Whether the user's code read deferred pixels of each batch, about."""
-        ...
-
-    def refused(self, loader: LoaderConfig[Any], recipe: Recipe) -> str | None:
-        """Why workers gave up making the recipe's samples; ``None`` if they did not."""
         ...
 
     def known(self, loader: LoaderConfig[Any], recipe: Recipe) -> str | None:
@@ -166,30 +161,40 @@ class RouteReader(RecipeReader):
 
     def read_of(self, loader: LoaderConfig[Any], device: torch.device) -> tuple[Recipe | tuple[str, ...], str | None]:
         """Return what :func:`read_loader` does, and why transforms cannot be copied, if so."""
-        with self._lock:
+        if not self._lock.acquire(blocking=False):  # another thread reads, or this one, and a signal came
+            recipe = read_loader(loader, device)
+            return recipe, _not_copied_because(loader, recipe)
+        try:
             arguments = [getattr(loader, name) for name in READ]
-            is_same = device == self._device and all(map(operator.is_, arguments, self._arguments))
-            if not is_same or not self._arguments or loader.worker_init_fn is not None:  # whose code counts, too
-                self.forget()
+            is_same = device == self._device and len(self._arguments) == len(arguments)
+            if not (is_same and all(map(_is_same, arguments, self._arguments))) or loader.worker_init_fn is not None:
+                self.forget()  # the function's code counts, too
             self._loader, self._device, self._arguments = loader, device, arguments
-            try:
-                self.known = self.read()
-            finally:
-                self._loader = None  # which has this reader
+            self.known = self.read()
             return (self._reasons, None) if self.known is None else self.known[1:]
+        finally:
+            self._loader = None  # which has this reader
+            self._lock.release()
 
     def read_anew(self) -> Known | None:  # noqa: D102
-        from fastload.pipeline.recipe import Recipe
-
         recipe = read_loader(self._loader, self._device)
-        if not isinstance(recipe, Recipe):
+        if isinstance(recipe, tuple):
             self._reasons = recipe
             return None
-        runs_in_threads = self._loader.num_workers and not recipe.in_python
-        return recipe.key, recipe, recipe.not_copied_because() if runs_in_threads else None
+        return recipe.key, recipe, _not_copied_because(self._loader, recipe)
 
     def looked_at(self) -> dict[str, Any]:  # noqa: D102
         return {"types": [type(self._loader)]}
+
+
+def _is_same(argument: Any, former: Any) -> bool:
+    return argument is former or (isinstance(argument, int) and argument == former)
+
+
+def _not_copied_because(loader: LoaderConfig[Any], recipe: Recipe | tuple[str, ...]) -> str | None:
+    if isinstance(recipe, tuple) or recipe.in_python or not loader.num_workers:
+        return None  # no decode threads
+    return recipe.not_copied_because()
 
 
 def decide(
@@ -226,8 +231,6 @@ def decide(
         recipe, reasons = None, (failed,)
     if recipe is not None and not loader.num_workers:
         maker = "next"
-    elif recipe is not None and recipe.in_python and (failed := outcomes.refused(loader, recipe)) is not None:
-        recipe, reasons = None, (failed,)
     elif recipe is not None and recipe.in_python:
         maker = "workers"
     elif recipe is not None:

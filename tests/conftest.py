@@ -63,7 +63,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     dropped = {item for item in items if any(item.get_closest_marker(name) is not None for name in left_out)}
     if not everything and not chosen:
         dropped |= effort.beyond_pairs([item for item in items if item not in dropped])
-        if not config.option.file_or_dir:
+        if not any(Path(argument).is_file() for argument in config.args):
             left = [item for item in items if item not in dropped]
             dropped |= effort.beyond_few(left, slow=config.getoption("slow"))
     config.hook.pytest_deselected(items=list(dropped))

@@ -47,9 +47,6 @@ class ParityResults:
         self._held: list[Any] = []
         self._not_started: tuple[tuple[Any, ...], str, Any] | None = None  # of the last start, with what its ids are of
         self._told: set[str] = set()
-        self.refused_in_workers: str | None = None
-        """Why a worker gave up making samples natively."""
-        self._refused: tuple[Any, ...] | None = None  # the recipe's key
         self.python_used = False
         """Whether samples were made in Python; their process is better forked where torch would fork its workers."""
         self.reads_pixels = False
@@ -58,14 +55,6 @@ class ParityResults:
     def note_python(self) -> None:
         """Note that samples are made in Python."""
         self.python_used = True
-
-    def refused(self, loader: LoaderConfig[Any], recipe: Recipe) -> str | None:
-        """Why workers gave up the recipe; ``None`` if not, or if they must try."""
-        if self.refused_in_workers is None or loader.engine == "native":
-            return None
-        key = key_of(loader, recipe)
-        self._refused = self._refused or key
-        return self.refused_in_workers if key == self._refused else None
 
     def known(self, loader: LoaderConfig[Any], recipe: Recipe) -> str | None:
         """Why the recipe must not be used; ``None`` if it passed or is unchecked."""

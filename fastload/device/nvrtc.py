@@ -18,7 +18,7 @@ import importlib.util
 import re
 import threading
 import warnings
-from concurrent.futures import Future
+from concurrent.futures import CancelledError, Future, InvalidStateError
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final, Generic, TypeVar
 
@@ -28,7 +28,7 @@ from fastload import _core
 from fastload._version import with_extra
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
+    from collections.abc import Callable, Iterable, Iterator
 
 __all__ = ["Compiled", "build", "lacking", "lacking_package", "launcher", "look_up", "source", "unavailable"]
 
@@ -59,12 +59,11 @@ class Compiled(Generic[Key, Made]):
 
     def __init__(self, compile_one: Callable[[Key], Made | str]) -> None:
         self._compile_one = compile_one
-        self._lock = threading.Lock()
         self._jobs: dict[Key, Future[Made | str]] = {}
 
     def get(self, key: Key) -> Made | str | None:
         """Return it, or why it failed; ``None`` if that is not known yet."""
-        job = self._jobs.get(key)  # without the lock, because every batch but the first takes this path
+        job = self._jobs.get(key)
         return job.result() if job is not None and job.done() else None
 
     def is_compiling(self, key: Key) -> bool:
@@ -77,31 +76,42 @@ class Compiled(Generic[Key, Made]):
 
         The interpreter waits for the thread at its exit.
         """
-        if (job := self._begun(key)) is not None:
-            try:
-                threading.Thread(target=self._run, args=(key, job), name="fastload-nvrtc").start()
-            except RuntimeError:  # no more threads
-                self._run(key, job)
+        job: Future[Made | str] = Future()
+        with self._interruptible(key, job) as is_new:
+            if is_new:
+                try:
+                    threading.Thread(target=self._in_thread, args=(key, job), name="fastload-nvrtc").start()
+                except RuntimeError:  # no more threads
+                    self._run(key, job)
 
     def wait(self, key: Key) -> Made | str:
         """Return it, or why it failed, once that is known."""
-        if (job := self._begun(key)) is not None:
-            return self._run(key, job)
-        return self._jobs[key].result()
+        while True:
+            job: Future[Made | str] = Future()
+            with self._interruptible(key, job) as is_new:
+                if is_new:
+                    return self._run(key, job)
+            with contextlib.suppress(KeyError, CancelledError):  # who compiled it was interrupted
+                return self._jobs[key].result()
 
-    def _begun(self, key: Key) -> Future[Made | str] | None:
-        """Return what is to be done now, if it is."""
-        with self._lock:
-            if key in self._jobs:
-                return None
-            job = self._jobs[key] = Future()
-            return job
+    @contextlib.contextmanager
+    def _interruptible(self, key: Key, job: Future[Made | str]) -> Iterator[bool]:
+        """Yield whether ``job`` is the first for the key. What is interrupted may begin anew."""
+        try:
+            yield self._jobs.setdefault(key, job) is job
+        except BaseException:
+            if self._jobs.get(key) is job:
+                del self._jobs[key]
+            job.cancel()
+            raise
+
+    def _in_thread(self, key: Key, job: Future[Made | str]) -> None:
+        with self._interruptible(key, job):
+            self._run(key, job)
 
     def _run(self, key: Key, job: Future[Made | str]) -> Made | str:
-        made: Made | str = "compiling was interrupted"
-        try:
-            made = self._compile_one(key)
-        finally:
+        made = self._compile_one(key)
+        with contextlib.suppress(InvalidStateError):  # it was cancelled
             job.set_result(made)
         return made
 

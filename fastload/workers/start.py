@@ -149,7 +149,6 @@ def route_of(loader: LoaderConfig[Any]) -> Route:
     if not state.checks.reads_pixels:
         totals = state.totals
         state.checks.reads_pixels = 0 < totals["batches"] <= totals["made:looked_at"]
-    state.checks.refused_in_workers = state.checks.refused_in_workers or state.refused_in_workers()
     return decide(
         loader, state.checks, state.reader, _prepare_lazy_images, _decodes_for_opencv, state.makes_own(loader)
     )

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import contextlib
+import gc
 import io
 import itertools
 import os
 import threading
 import time
+import weakref
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -452,30 +454,60 @@ def test_threads_decode_while_kernels_are_compiled(compiled):
     assert choice_of(loader_state.LoaderState(), "gpu") is not None  # waits
 
 
-@pytest.mark.parametrize("why", [None, "the kernel for transforms cannot be compiled: ValueError: odd"])
-def test_threads_decode_batches_with_steps_until_the_kernel_for_these_is_there(compiled, monkeypatch, why):
-    """The first such batch goes to the device, where nothing is launched."""
+def test_batches_go_to_the_gpu_once_the_kernel_for_steps_is_there_too(compiled):
+    """A batch with steps that was staged before would be made anew, in Python."""
     compiled["steps.cu"] = may_end = threading.Event()
-    monkeypatch.setattr(torch.cuda, "Event", lambda **_: mock.Mock())
-    state = loader_state.LoaderState()
-    decoder, choice = state.decoder("auto", DEVICE), choice_of(state, "auto")
-    choice.note(mock.Mock(staged=None), 0.0, 1)
-    finish_compiling()
+    choice = choice_of(loader_state.LoaderState(), "auto")
     pixels = torch.zeros(2, 3, 3, 3, dtype=torch.uint8)
-    assert choice.files(pixels, lambda pixels: [pixels]) is not None
-    run = decode.DecodeRun(decoder, torch.zeros(16, dtype=torch.uint8), torch.zeros(2, dtype=torch.int32))
-    run.start(decode.StagedLayout(b"\1", 16, (0,) * 5, (0, 0), [(0,) * 12 + (True,)]), pixels, None, learns=False)
-    assert run.bad.tolist() == [1, 1]
-    assert choice.files(pixels, lambda pixels: [pixels]) is None
-    assert decoder.gave_up is None
-    if why is not None:
-        compiled["steps.cu"] = ValueError("odd")
-    with pytest.warns(RuntimeWarning, match=why) if why else contextlib.nullcontext():
+    for _ in range(3):
+        assert choice.files(pixels, lambda pixels: [pixels]) is None
         choice.note(mock.Mock(staged=None), 0.0, 1)
-        may_end.set()
-        finish_compiling()
-    assert (choice.files(pixels, lambda pixels: [pixels]) is None) is (why is not None)
-    assert decoder.gave_up == state.not_decoding_because(DEVICE) == why
+        time.sleep(0.05)
+    may_end.set()
+    finish_compiling()
+    assert choice.files(pixels, lambda pixels: [pixels]) is not None
+
+
+def start(decoder: decode.Decoder, *, steps: bool) -> list[int]:
+    """Launch a batch, and return which images are bad."""
+    run = decode.DecodeRun(decoder, torch.zeros(16, dtype=torch.uint8), torch.zeros(2, dtype=torch.int32))
+    run._decode = lambda layout, files, pixels: torch.zeros(2, dtype=torch.int32)  # type: ignore[method-assign]
+    layout = decode.StagedLayout(b"\1", 16, (0,) * 5, (0, 0), [(0,) * 12 + (steps,)])
+    run.start(layout, torch.zeros(2, 3, 3, 3, dtype=torch.uint8), None, learns=False)
+    return run.bad.tolist()
+
+
+@pytest.mark.parametrize("how", ["auto", "gpu"])
+def test_only_batches_with_steps_need_the_kernel_for_steps(compiled, monkeypatch, how, recwarn):
+    """If it cannot be compiled, the first one leaves all to the threads."""
+    compiled["steps.cu"] = ValueError("odd")
+    monkeypatch.setattr(torch.cuda, "Event", lambda **_: mock.Mock())
+    monkeypatch.setattr(decode.Decoder, "memory", lambda self, name, nbytes: torch.zeros(nbytes, dtype=torch.uint8))
+    state, why = loader_state.LoaderState(), "the kernel for transforms cannot be compiled: ValueError: odd"
+    choice = choice_of(state, how)
+    if how == "auto":
+        choice.note(mock.Mock(staged=None), 0.0, 1)
+    finish_compiling()
+    decoder = state.decoder(how, DEVICE)
+    assert start(decoder, steps=False) == [0, 0]
+    assert decoder.gave_up is None
+    assert start(decoder, steps=True) == [1, 1]
+    assert [str(warning.message) for warning in recwarn] == [f"decode threads decode every image: {why}"]
+    assert state.not_decoding_because(DEVICE) == why
+    for each in (choice, choice_of(state, how)):
+        assert each.files(torch.zeros(2, 3, 3, 3), lambda pixels: [pixels]) is None
+
+
+def test_a_decoder_is_gone_with_its_loader(compiled):
+    state = loader_state.LoaderState()
+    assert choice_of(state, "gpu") is not None
+    gone = weakref.ref(state.decoder("gpu", DEVICE))
+    gc.disable()
+    try:
+        state.close()
+        assert gone() is None
+    finally:
+        gc.enable()
 
 
 class HostDecoder:

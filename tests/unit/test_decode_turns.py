@@ -50,9 +50,9 @@ class Staging:
 
 def decoder_on_host() -> Any:
     decoder: Any = object.__new__(decode.Decoder)
-    decoder.device, decoder.kernels = torch.device("cpu"), {name: name for name in decode.KERNELS["decode.cu"]}
+    decoder.device, decoder.waits = torch.device("cpu"), False
+    decoder.kernels = {name: name for names in decode.KERNELS.values() for name in names}
     decoder._lock, decoder.turn, decoder.kept = threading.Lock(), threading.RLock(), None
-    decoder._sources, decoder.waits = ("decode.cu",), False
     decoder._bytes_per_image, decoder._kept, decoder._pixel_bytes, decoder.gave_up = 1 << 15, {}, 0, None
     decoder._buffers = BufferPool(lambda nbytes: torch.empty(nbytes, dtype=torch.uint8))
     decoder._files_max, decoder._found = 1 << 20, collections.deque(maxlen=2)

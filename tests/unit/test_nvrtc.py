@@ -92,14 +92,54 @@ def test_what_is_compiled_once_is_there_for_all_who_ask():
     assert sorted(made) == [("bad", "fastload-nvrtc"), ("good", "fastload-nvrtc"), ("other", "MainThread")]
 
 
-def test_an_interrupted_compilation_keeps_nobody_waiting():
+def test_what_was_interrupted_is_compiled_by_who_waits_or_comes_next():
+    begun, may_end, made = threading.Event(), threading.Event(), []
+
     def compile_one(key: str) -> str:
-        raise KeyboardInterrupt
+        made.append(threading.current_thread().name)
+        if len(made) == 1:
+            begun.set()
+            may_end.wait(20)
+            raise KeyboardInterrupt
+        return key
+
+    def interrupted() -> None:
+        with pytest.raises(KeyboardInterrupt):
+            compiled.wait("key")
 
     compiled = nvrtc.Compiled(compile_one)
+    first = threading.Thread(target=interrupted, name="first")
+    second = threading.Thread(target=compiled.wait, args=("key",), name="second")
+    first.start()
+    begun.wait(20)
+    second.start()
+    may_end.set()
+    first.join(20)
+    second.join(20)
+    assert compiled.get("key") == "key"
+    assert made == ["first", "second"]
+    assert not compiled.is_compiling("key")
+
+
+@pytest.mark.parametrize("how", ["start", "wait"])
+def test_an_interrupt_at_any_moment_leaves_nobody_waiting(monkeypatch, how):
+    """Here right after the job was noted."""
+
+    class Jobs(dict):
+        def setdefault(self, key: str, job: object) -> object:
+            noted = super().setdefault(key, job)
+            if not interrupted:
+                interrupted.append(key)
+                raise KeyboardInterrupt
+            return noted
+
+    interrupted: list[str] = []
+    compiled = nvrtc.Compiled(str.upper)
+    compiled._jobs = Jobs()
     with pytest.raises(KeyboardInterrupt):
-        compiled.wait("key")
-    assert compiled.wait("key") == "compiling was interrupted"
+        getattr(compiled, how)("key")
+    assert not compiled.is_compiling("key")
+    assert compiled.wait("key") == "KEY"
 
 
 def test_without_threads_it_is_compiled_at_once(monkeypatch):

@@ -16,6 +16,7 @@ from torchvision.datasets import ImageFolder
 from torchvision.transforms import Compose, Normalize, RandomCrop, RandomHorizontalFlip, RandomResizedCrop, ToTensor
 
 from fastload import FastLoader, route
+from fastload._compare import same
 from fastload.loader_state import state_of
 from fastload.pipeline.installed import stamp
 
@@ -38,6 +39,32 @@ def readings(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 
     monkeypatch.setattr(route, "read_loader", counted)
     return made
+
+
+def test_a_plan_that_is_asked_for_while_the_recipe_is_read_does_not_wait(
+    dataset: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As by a signal handler, or by the user's own code that reading runs."""
+    read, engines = route.read_loader, []
+
+    def asking(loader: Any, device: torch.device) -> Any:
+        if not engines:
+            engines.append("asks")
+            engines[0] = loader.plan.engine
+        return read(loader, device)
+
+    monkeypatch.setattr(route, "read_loader", asking)
+    with FastLoader(dataset, 4, num_workers=2, device="cpu") as loader:
+        assert len(batches(loader)) == 4
+    assert engines == ["native"]
+
+
+@pytest.mark.parametrize("workers", [2, "auto"])
+def test_it_does_not_matter_how_many_threads_there_are(dataset: Any, readings: list[int], workers: Any) -> None:
+    with FastLoader(dataset, 4, num_workers=workers, device="cpu") as loader:
+        for _ in range(EPOCHS):
+            batches(loader)
+    assert len(readings) < EPOCHS
 
 
 def batches(loader: Any) -> list[torch.Tensor]:
@@ -104,8 +131,8 @@ def test_what_changes_between_epochs_is_seen_in_the_next(change: Any, dataset: A
         with FastLoader(copy.deepcopy(dataset), 4, num_workers=2, shuffle=True, device="cpu") as other:
             other.collate_fn, other.worker_init_fn = loader.collate_fn, loader.worker_init_fn
             expected = batches(other)
-    assert repr(after) == repr(expected)
-    assert repr(after) != repr(before)
+    assert same(after, expected)
+    assert not same(after, before)
 
 
 @pytest.mark.parametrize("whole", [True, False])

@@ -79,6 +79,20 @@ def _kernels(index: int, file: str) -> Any:
     return nvrtc.build(index, f"fastload_{file.removesuffix('.cu')}", nvrtc.source(file), KERNELS[file], fuses=False)
 
 
+def _compile(device: torch.device, file: str) -> dict[str, Any] | str:
+    """Compile a file's kernels, or say why that fails, and warn."""
+    what = "the kernels" if file == "decode.cu" else "the kernel for transforms"
+    try:
+        with torch.cuda.device(device):
+            return dict(_kernels(device.index, file))
+    except Exception as error:  # noqa: BLE001 - driver, NVRTC and loader each have their own
+        why = f"{what} cannot be compiled: {type(error).__name__}: {error}"
+        if not isinstance(error, ImportError):  # not installed, which is no error; the plan says so
+            with contextlib.suppress(RuntimeWarning):  # the loader goes on even if warnings are errors
+                warnings.warn(f"decode threads decode every image: {why}", RuntimeWarning, stacklevel=2)
+        return why
+
+
 def table_launch(codes: tuple[int, int], files: int, tables: int) -> tuple[str, tuple[int, int], tuple[int, int], Any]:
     """As :func:`launches`, for the kernel that makes a batch's tables of codes.
 
@@ -167,7 +181,7 @@ def launches(
 class Decoder:
     """Decodes on one device and one of its streams, for a loader's iterators. Thread-safe.
 
-    Its kernels are compiled in threads, as that takes a second or two, and those for steps only once there are steps.
+    Its kernels are compiled in threads, as that takes a second or two.
 
     Args:
         device: A CUDA device, with an index.
@@ -188,8 +202,7 @@ class Decoder:
         self.kept: FilesOnDevice | None = None
         self.turn = threading.RLock()
         self.gave_up: str | None = None
-        self._compiled = nvrtc.Compiled(self._compile)
-        self._sources: tuple[str, ...] = ("decode.cu",)  # of the kernels that batches need
+        self._compiled = nvrtc.Compiled(functools.partial(_compile, device))
         self._lock = threading.Lock()
         self._bytes_per_image = FIRST_BYTES_PER_IMAGE
         self._files_max = int(_FILES_MAX_SHARE * usable_memory_bytes())
@@ -201,50 +214,39 @@ class Decoder:
     def is_ready(self, *, steps: bool = False) -> bool:
         """Whether the kernels can be launched.
 
-        Gives up if they never can be.
+        Gives up if they never can be. Without ``waits`` that is known once those for steps are compiled, too: only the
+        threads that prepare a batch see whether it has steps.
 
         Args:
-            steps: Whether batches have steps; then later ones are expected to have some, too.
+            steps: Whether it has.
         """
         if self.gave_up is not None:
             return False
-        if steps:
-            self._sources = tuple(KERNELS)
-        for file in self._sources:
-            if KERNELS[file][0] in self.kernels:
+        for file, names in KERNELS.items():
+            is_needed = steps or file == "decode.cu"
+            if names[0] in self.kernels or (self.waits and not is_needed):
                 continue
             made = self._compiled.wait(file) if self.waits else self._compiled.get(file)
             if made is None:
                 return False
-            if isinstance(made, str):
+            if not isinstance(made, str):
+                self.kernels.update(made)
+            elif is_needed:
                 with self.turn:
                     self.give_up(made)
                 return False
-            self.kernels.update(made)
         return True
 
     def prepare(self) -> None:
-        """Compile in threads what batches need."""
-        for file in self._sources:
-            if KERNELS[file][0] not in self.kernels:
+        """Compile the kernels in threads."""
+        for file, names in KERNELS.items():
+            if names[0] not in self.kernels:
                 self._compiled.start(file)
 
     @property
     def is_compiling(self) -> bool:
         """Whether its kernels are being compiled, so that threads decode meanwhile."""
-        return any(map(self._compiled.is_compiling, self._sources))
-
-    def _compile(self, file: str) -> dict[str, Any] | str:
-        what = "the kernels" if file == "decode.cu" else "the kernel for transforms"
-        try:
-            with torch.cuda.device(self.device):
-                return dict(_kernels(self.device.index, file))
-        except Exception as error:  # noqa: BLE001 - driver, NVRTC and loader each have their own
-            why = f"{what} cannot be compiled: {type(error).__name__}: {error}"
-            if not isinstance(error, ImportError):  # not installed, which is no error; the plan says so
-                with contextlib.suppress(RuntimeWarning):  # the loader goes on even if warnings are errors
-                    warnings.warn(f"decode threads decode every image: {why}", RuntimeWarning, stacklevel=2)
-            return why
+        return any(map(self._compiled.is_compiling, KERNELS))
 
     def files(
         self,
@@ -556,8 +558,9 @@ class StagedFiles:
 
     @property
     def kept(self) -> int:
-        """Number of samples whose files were in the device's memory."""
-        return self.staging.kept_files // len(self._parts)
+        """Number of samples that the kernels decode whose files were in the device's memory."""
+        has = self.staging.has()
+        return min(self.staging.kept_files, len(has) - has.count(0)) // len(self._parts)
 
     def views(self) -> list[StagedView]:
         """Return what takes the place of each view's pixels, to be copied once."""

@@ -16,7 +16,7 @@ from fastload.commands.cli import Command, Table, always
 
 ORDER: Final = (
     *("peers", "decode", "recipes", "slots", "step", "ladder", "multigpu", "gpudecode", "ceiling", "insight", "state"),
-    *("overhead", "onecore", "own", "programs", "verdicts", "tune", "sources"),
+    *("overhead", "onecore", "own", "programs", "verdicts", "tune", "sources", "epochs"),
 )
 """Benchmarks of ``all``; ``peers`` asks several questions, and ``demo`` shows what ``ladder`` measures."""
 
@@ -188,6 +188,15 @@ BENCHMARKS: Final[Table] = {
         "benchmarks.figures",
         "write the tables and charts of README and docs from results",
         arguments=[option("--check", action="store_true", help="change nothing; exit 1 if something is out of date")],
+    ),
+    "epochs": _benchmark(
+        "epochs",
+        "what an epoch's start costs, beside torch's DataLoader",
+        number("--images", "samples of an epoch", Sized(5120, 16)),
+        number("--batch-size", "images per batch", Sized(256, 4)),
+        number("--threads", "threads, or worker processes", Sized(4, 2)),
+        number("--repeats", "epochs of each loader", Sized(15, 1)),
+        option("--augment", action="store_true", help="with RandAugment"),
     ),
     "firstbatch": _question("firstbatch", "time to the first batch, beside peers"),
     "gpudecode": _benchmark(

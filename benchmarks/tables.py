@@ -259,6 +259,24 @@ def overhead(record: dict[str, Any]) -> str:
     return table(["samples", "processor time, torch over fastload", "time"], rows)
 
 
+def epochs(record: dict[str, Any]) -> str:
+    """Seconds to the first batch of an epoch, by loader."""
+
+    def ms(seconds: float) -> str:
+        return f"{1e3 * seconds:,.0f} ms"
+
+    rows = []
+    for name, one in record["loaders"].items():
+        start = one["start_s"]
+        later = start | {key: 1e3 * start[key] for key in ("median", "min", "max")}
+        rows.append([name, with_farthest(later, ",.1f", " ms"), ms(one["first_start_s"]), ms(one["longest_wait_s"])])
+    header = ["loader", "first batch of a later epoch", "of the first epoch", "longest wait of the first two"]
+    sizes = record["parameters"]
+    said = f"Epochs of {sizes['images']:,} images in batches of {sizes['batch_size']}"
+    said += f", {sizes['threads']} threads or workers{', with RandAugment' if sizes['augment'] else ''}"
+    return f"{table(header, rows)}\n\n{said}. Median ± the farthest epoch."
+
+
 _FITS: Final[dict[str | None, tuple[str, str]]] = {
     NATIVE: (
         "JPEG, PNG or WebP files in `ImageFolder` or another dataset that the plan knows, in archives or object "
@@ -867,7 +885,7 @@ TABLES: Final[dict[str, Callable[[dict[str, Any]], str]]] = {
     **{
         made.__name__: made for made in (ladder, step, slots, decode, recipes, onecore, sources, programs, trained, fit)
     },
-    **{made.__name__: made for made in (objectstore, cluster, own, gpudecode, overhead, share, beside)},
+    **{made.__name__: made for made in (objectstore, cluster, own, gpudecode, overhead, epochs, share, beside)},
 }
 """What stands between markers on a page, by the table's name, beside those of :data:`COLUMNS`."""
 

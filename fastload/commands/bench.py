@@ -100,7 +100,7 @@ COMMANDS: Final[Table] = {
 }
 
 IN_CHECKOUT: Final = (
-    *("all", "arrays", "cluster", "cpu", "decode", "energy", "figures", "firstbatch", "gpudecode", "insight"),
+    *("all", "arrays", "cluster", "cpu", "decode", "energy", "epochs", "figures", "firstbatch", "gpudecode", "insight"),
     *("loaders", "memory", "multigpu", "objectstore", "onecore", "peers", "recipes", "scaling", "slots", "sources"),
     *("overhead", "own", "programs", "state", "step", "train", "tune", "verdicts"),
 )

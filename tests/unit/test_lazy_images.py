@@ -115,6 +115,7 @@ ALL = {**FILES, **DECODED, **CONVERTED, **MASKS, **OTHERS}
 
 @pytest.fixture(scope="module", autouse=True)
 def ended():
+    lazy_images.prepare()
     yield
     end()
 

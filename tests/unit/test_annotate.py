@@ -403,7 +403,7 @@ if __name__ == "__main__":
     assert {"read 0.jpg", "read 1.jpg", "read 2.jpg"} <= set(names(trace))  # ranges() fails on an open range
 
 
-@pytest.mark.slow
+@pytest.mark.thorough
 def test_a_removed_annotation_does_not_reach_new_workers(traced):
     trace = traced(
         LOADERS
@@ -433,7 +433,7 @@ if __name__ == "__main__":
     assert names(trace) == ["Files.read"] * 6
 
 
-@pytest.mark.slow
+@pytest.mark.thorough
 def test_processes_of_processes_have_the_annotations(traced):
     trace = traced("""
 import multiprocessing

@@ -510,7 +510,7 @@ except KeyboardInterrupt:
 """
 
 
-@pytest.mark.slow
+@pytest.mark.thorough
 def test_ctrl_c_in_the_trial_leaves_no_process():
     child = subprocess.Popen(
         [sys.executable, "-c", CTRL_C],

@@ -11,7 +11,7 @@ from benchmarks.__main__ import main as run_benchmark
 from benchmarks.arrays import cifar10
 
 
-@pytest.mark.slow
+@pytest.mark.thorough
 @pytest.mark.parametrize(("what", "reference"), [("loaders", "torch"), ("train", "ceiling")])
 def test_rows_name_each_loader_and_its_share(what, reference, tmp_path):
     file = tmp_path / "arrays.json"

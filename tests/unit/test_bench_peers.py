@@ -86,7 +86,7 @@ def test_pixels_may_be_off_by_the_tolerance_alone() -> None:
     assert "labels" in (_wrong({**seen, "labels_equal": False}, Tolerance(mean=0.5, why="")) or "")
 
 
-@pytest.mark.slow
+@pytest.mark.thorough
 def test_an_image_that_cannot_be_read_is_refused_in_one_line(tmp_path, capsys) -> None:
     data = write_photos(tmp_path / "photos", PhotoSet(count=8, classes=2, edge_px=64)).path
     broken = min(data.glob("*/*.jpg"))
@@ -275,7 +275,7 @@ def ceiling():
     remote.end()
 
 
-@pytest.mark.slow
+@pytest.mark.thorough
 def test_a_contender_keeps_to_its_cores(ceiling) -> None:
     usable = len(os.sched_getaffinity(0))
     assert ceiling.ask("limit", cores=1) == {"cores": 1}
@@ -347,7 +347,7 @@ def test_threads_that_end_or_begin_meanwhile_do_not_stop_that(monkeypatch) -> No
     assert kept == {1: usable[:1], 3: usable[:1]}
 
 
-@pytest.mark.slow
+@pytest.mark.thorough
 def test_a_contender_that_dies_is_an_error_and_can_begin_again(ceiling) -> None:
     os.kill(ceiling.group, 9)
     with pytest.raises(ContenderError, match="ceiling"):
@@ -358,7 +358,7 @@ def test_a_contender_that_dies_is_an_error_and_can_begin_again(ceiling) -> None:
     assert "failed" not in ceiling.record()
 
 
-@pytest.mark.slow
+@pytest.mark.thorough
 def test_another_interpreter_finds_the_package(tmp_path) -> None:
     elsewhere = tmp_path / "python"
     elsewhere.write_text(f'#!/bin/sh\ncd / && exec {sys.executable} "$@"\n')

@@ -45,7 +45,7 @@ def test_a_row_has_the_figures_of_every_loader():
     assert epoch(batches(1)) > 0
 
 
-@pytest.mark.slow
+@pytest.mark.thorough
 def test_the_command_writes_every_row(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     wanted = ["folder", "zip"]

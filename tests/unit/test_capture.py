@@ -349,7 +349,7 @@ def test_a_script_under_run_gets_one_window_at_the_first_loader_past_its_warmup(
     assert [event.get("name") for event in json.loads(trace.read_text())["traceEvents"]].count("step") == 2
 
 
-@pytest.mark.slow
+@pytest.mark.thorough
 def test_a_script_that_is_too_short_for_its_window_is_told_at_its_end(tmp_path):
     done = run_script(tmp_path, EPOCHS, FASTLOAD_CAPTURE="9:5")
     assert done.returncode == 0
@@ -378,7 +378,7 @@ def test_loops_that_are_too_short_for_the_window_are_counted(capsys, lengths, sa
     assert bool(said) == bool(err)
 
 
-@pytest.mark.slow
+@pytest.mark.thorough
 def test_a_tool_sees_the_steps_of_a_script_under_run(tmp_path, traced):
     (tmp_path / "script.py").write_text(textwrap.dedent(EPOCHS))
     arguments = ["-m", "fastload", "run", "--explain", str(tmp_path / "script.py")]

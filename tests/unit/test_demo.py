@@ -122,7 +122,7 @@ def test_a_ladder_needs_a_gpu(capsys: pytest.CaptureFixture[str]) -> None:
     assert "--ladder trains on a GPU" in capsys.readouterr().err
 
 
-@pytest.mark.slow
+@pytest.mark.thorough
 @pytest.mark.parametrize("kind", ["truncated", "empty", "no image", "unreadable"])
 def test_an_image_that_cannot_be_read_ends_the_demo_with_its_name(
     photos: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], kind: str

@@ -304,7 +304,7 @@ class TinyStep:
 
 
 @pytest.mark.filterwarnings("ignore:.*pin_memory.*:UserWarning")
-@pytest.mark.slow
+@pytest.mark.thorough
 def test_whole_climb_without_cuda(photos: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ladder, "TrainingStep", TinyStep)
     TinyStep.seen = []

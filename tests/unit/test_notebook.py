@@ -41,7 +41,7 @@ SHOWN = {
 }
 
 
-@pytest.mark.slow
+@pytest.mark.thorough
 def test_a_notebook_runs_and_shows_its_results(tmp_path):
     notebook = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(cell) for cell in CELLS])
     nbformat.write(notebook, tmp_path / "notebook.ipynb")

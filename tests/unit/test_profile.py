@@ -244,7 +244,7 @@ def test_names_are_no_formulas_in_a_picture(here):
     assert (here / "x.svg").stat().st_size > 0
 
 
-@pytest.mark.slow
+@pytest.mark.thorough
 def test_the_script_may_go_on_and_its_exit_code_counts(here, capfd):
     path = script(here)
     path.write_text(path.read_text() + "    sys.exit(7)\n")

@@ -28,7 +28,7 @@ def launcher(tmp_path_factory):
     launcher.close()
 
 
-@pytest.mark.slow
+@pytest.mark.thorough
 def test_a_process_that_stays_is_named_and_ended(launcher):
     program = launcher.start("torture.planted:leave_a_process")
     ended = program.finish(30.0, grace_s=0.1)

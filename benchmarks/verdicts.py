@@ -408,7 +408,7 @@ def try_plant(plant: Plant, device: torch.device, *, quick: bool) -> dict[str, A
 
 
 def main(args: argparse.Namespace) -> int:
-    """Run ``python -m benchmarks verdicts``; 1 if a verdict is wrong and the run is not quick."""
+    """Run ``python -m benchmarks verdicts``; 1 if a verdict is wrong, unless it is quick."""
     from fastload.options import resolve_device
 
     try:

@@ -26,6 +26,7 @@ from fastload.device.decode.received import StagedBatch
 from fastload.lazy import functions as lazy_functions
 from fastload.lazy import images as lazy_images
 from fastload.lazy.files import ROOM
+from fastload.memory import unfilled
 from fastload.pipeline.installed import decodes
 
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning:torchvision", "ignore::FutureWarning:torch.jit")
@@ -86,6 +87,7 @@ def deferral(library):
     made.install_decoding()
     yield made
     made._replaced.undo()
+    unfilled.serve(None)
 
 
 @pytest.fixture

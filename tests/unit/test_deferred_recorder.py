@@ -31,6 +31,7 @@ from fastload.deferred.recorder import IDENTITY
 from fastload.deferred.staging import Stager
 from fastload.lazy import images as lazy_images
 from fastload.lazy.pixels import File, Pending
+from fastload.memory import unfilled
 
 DATA, SIZE = jpeg(0), (120, 90)
 MEAN = torch.tensor([0.1, -0.2, 3.0])[:, None, None]
@@ -52,6 +53,8 @@ CALLS = {
 def handlers():
     """Let recorders record all that a worker's do."""
     Deferral()
+    yield
+    unfilled.serve(None)
 
 
 def content(*, planar: bool = True, fills: bool = True) -> Content:

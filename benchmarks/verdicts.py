@@ -286,7 +286,7 @@ def plants(device: torch.device, *, quick: bool) -> dict[str, Plant]:
     light = Ready(torch.zeros(3, SIDE, SIDE, dtype=torch.uint8))
     slow_at_first = SlowAtFirst(torch.zeros(3, SIDE, SIDE, dtype=torch.uint8), 0.02)
     whole: dict[str, Any] = {"batch_size": None, "num_workers": 0}
-    lengths = EPOCHS[:1] if quick else EPOCHS
+    lengths = EPOCHS[:2] if quick else EPOCHS
     return {
         "GPU": Plant((model,), given(light), model=heavy, epochs=lengths),
         "decode": Plant((Bottleneck.DECODE,), lambda: given(Files(768))(), given(light), epochs=lengths),
@@ -408,7 +408,7 @@ def try_plant(plant: Plant, device: torch.device, *, quick: bool) -> dict[str, A
 
 
 def main(args: argparse.Namespace) -> int:
-    """Run ``python -m benchmarks verdicts``; 1 if a verdict is wrong, unless it is quick."""
+    """Run ``python -m benchmarks verdicts``; 1 if a verdict names another bottleneck than was planted."""
     from fastload.options import resolve_device
 
     try:
@@ -439,4 +439,4 @@ def main(args: argparse.Namespace) -> int:
     save(args.json, {**record, "judged": counts, "complete": True})
     speedups = [result["speedup_when_relieved"] for result in results.values()]
     proven = all(speedup is None or speedup >= RELIEVED_MIN for speedup in speedups)
-    return 0 if args.quick or (not counts["wrong"] and proven) else 1
+    return 0 if not counts["wrong"] and proven else 1

@@ -8,7 +8,6 @@ from __future__ import annotations
 import importlib.util
 import sys
 import threading
-from abc import abstractmethod
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final, Literal, Protocol, TypeAlias
 
@@ -139,9 +138,9 @@ class RecipeReader:
             self._stamp = stamp if stamp.is_whole else None
         return known
 
-    @abstractmethod
     def read_anew(self) -> Known | None:
         """Read the recipe from the dataset and its transforms."""
+        raise NotImplementedError
 
     def looked_at(self) -> dict[str, Any]:
         """Return what else :meth:`read_anew` looks at, as arguments of a :class:`RecipeStamp`."""

@@ -24,7 +24,6 @@ if TYPE_CHECKING:
 
 CLOSELY_S: Final = 0.002  # length of a fetch after which the next one is divided, which takes about 5 µs
 CLOSELY_EVERY: Final = 64
-SHOWN_MAX: Final = 180  # characters of a reason
 SAMPLER_AFTER_S: Final = 0.15  # seconds of fetching before the stack sampler starts, so that short programs have none
 
 (_BATCHES, _IMAGES, _FETCH, _COLLATE, _LOOKED, _BUSY, _QUEUED, _DECODE, _PYTHON, _SAMPLES, *_REST) = range(len(FIGURES))
@@ -157,7 +156,7 @@ class WorkerCounters:
         """Record why samples are not made natively any more."""
         if not self._is_refused:
             self._is_refused = True
-            self._shared.write(self._worker, 3, why if len(why) <= SHOWN_MAX else f"{why[:SHOWN_MAX]} ...")
+            self._shared.write(self._worker, 3, why)
 
     def _record(self, computed_s: float, waited_s: float, in_codec: bool, place: str) -> None:
         self._shared.add(self._worker, _SAMPLES, 1)

@@ -124,8 +124,10 @@ class SharedCounters:
         return (int(images), fetch, collate, made) if tag == batch + 1 else None
 
     def write(self, worker: int, line: int, text: str) -> None:
-        """Write one of the worker's short texts."""
-        encoded = text.encode("utf-8", "replace")[: TEXT_BYTES - 6]
+        """Write one of the worker's texts; a long one is cut."""
+        encoded, most = text.encode("utf-8", "replace"), TEXT_BYTES - 6
+        if len(encoded) > most:
+            encoded = encoded[: most - 4].decode("utf-8", "ignore").encode() + b" ..."
         record = zlib.crc32(encoded).to_bytes(4, "little") + len(encoded).to_bytes(2, "little") + encoded
         begin = self._texts + (_TEXTS * worker + line) * TEXT_BYTES
         self._bytes[begin : begin + len(record)] = record

@@ -222,8 +222,8 @@ def gil_wait_s() -> float:
 def holds_gil(wait_s: float) -> bool:
     """Whether waits of this mean length say that another thread holds the GIL.
 
-    Each takes the switch interval if that thread runs just then, which it may not where cores are scarce: 4.6 to 5.4 of
-    5 ms where one always computes, up to 1.4 ms on two busy cores where none does.
+    Each takes the switch interval if that thread runs just then, which it may not where cores are scarce. One of three
+    has to; fewer are what busy cores cost.
     """
     return wait_s >= 0.33 * sys.getswitchinterval()
 

@@ -489,6 +489,7 @@ def test_only_batches_with_steps_need_the_kernel_for_steps(compiled, monkeypatch
         choice.note(mock.Mock(staged=None), 0.0, 1)
     finish_compiling()
     decoder = state.decoder(how, DEVICE)
+    assert decoder._compiled.get("steps.cu") == (why if how == "auto" else None)  # not before it is needed
     assert start(decoder, steps=False) == [0, 0]
     assert decoder.gave_up is None
     assert start(decoder, steps=True) == [1, 1]

@@ -19,6 +19,7 @@ from fastload.stats import stack_sampler
 from fastload.stats.diagnosis import report
 from fastload.stats.fetch_timer import WorkerCounters
 from fastload.stats.meter import counters_for
+from fastload.stats.shared_counters import TEXT_BYTES, SharedCounters
 from fastload.stats.stats import Totals, make_stats
 from fastload.stats.steady_state import SteadyState
 from fastload.stats.verdict import Bottleneck
@@ -246,3 +247,13 @@ def test_stacks_that_have_been_sampled_are_not_sampled_again():
     for counters in wanted:
         counters.close()
     assert sampled == [True, True, False]
+
+
+def test_the_first_reason_why_nothing_is_native_is_kept_and_a_long_one_cut():
+    shared = SharedCounters(2, 2)
+    for worker, reason in enumerate(("é" * 300, "another")):
+        counters = WorkerCounters(shared, worker, whole_process=False)
+        for why in (reason, "late"):
+            counters.note_refused(why)
+    assert shared.read(0, 3) == "é" * ((TEXT_BYTES - 10) // 2) + " ..."
+    assert shared.read(1, 3) == "another"

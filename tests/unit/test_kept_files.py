@@ -675,3 +675,11 @@ def test_a_decoder_gives_up_only_once_no_files_are_kept(full_device, monkeypatch
         assert run.bad.tolist() == [1]
         assert full_device.gave_up == gave_up
         assert full_device.host.taken == {}
+
+
+def test_images_whose_kept_files_the_kernels_refused_do_not_count():
+    files: Any = object.__new__(decode.StagedFiles)
+    files._parts = [None, None]  # two views
+    for has, kept_files, images in ((b"\1\1\1\1", 4, 2), (b"\1\1\0\0", 4, 1), (b"\0\0\0\0", 4, 0), (b"\1\1\1\1", 2, 1)):
+        files.staging = mock.Mock(kept_files=kept_files, has=lambda has=has: has)
+        assert files.kept == images

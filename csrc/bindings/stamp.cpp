@@ -3,6 +3,7 @@
 
 #include <cstdint>
 #include <unordered_map>
+#include <utility>
 #include <vector>
 
 namespace nb = nanobind;
@@ -14,6 +15,7 @@ namespace {
 // Remembers values by identity. All calls need the GIL.
 class Stamp {
  public:
+  Stamp() = default;
   Stamp(const nb::list& entries, const nb::list& containers, const nb::list& objects, const nb::list& types,
         const nb::list& functions) {
     std::unordered_map<PyObject*, std::size_t> known;
@@ -80,6 +82,35 @@ class Stamp {
       if (!same || at != container.items.size()) return false;
     }
     return true;
+  }
+
+  // Calls `visit` with each object that is remembered until it returns another number than 0, which is returned.
+  template <typename Visit>
+  int each_object(const Visit& visit) const {
+    int stop = 0;
+    const auto all = [&](const auto&... objects) { return ((stop = visit(objects.ptr())) || ...); };
+    for (const Space& space : spaces_) {
+      if (all(space.dict)) return stop;
+      for (const Entry& entry : space.entries) {
+        if (all(entry.key, entry.value)) return stop;
+      }
+    }
+    for (const Container& container : containers_) {
+      if (all(container.object)) return stop;
+      for (const nb::object& item : container.items) {
+        if (all(item)) return stop;
+      }
+    }
+    for (const Object& object : objects_) {
+      if (all(object.object, object.type, object.dict)) return stop;
+    }
+    for (const Type& type : types_) {
+      if (all(type.type)) return stop;
+    }
+    for (const Function& known : functions_) {
+      if (all(known.function, known.code, known.defaults, known.keywords)) return stop;
+    }
+    return 0;
   }
 
  private:
@@ -171,10 +202,27 @@ class Stamp {
   std::vector<Function> functions_;
 };
 
+// A loader has a stamp, and what that remembers may lead to the loader: Python's collector has to see the cycle.
+int traverse(PyObject* self, visitproc visit, void* arg) {
+  Py_VISIT(Py_TYPE(self));
+  if (!nb::inst_ready(self)) return 0;
+  return nb::inst_ptr<Stamp>(self)->each_object(
+      [&](PyObject* object) { return object == nullptr ? 0 : visit(object, arg); });
+}
+
+int clear(PyObject* self) {
+  // In one move, as what is freed may run code that asks the stamp.
+  if (nb::inst_ready(self)) const Stamp remembered = std::exchange(*nb::inst_ptr<Stamp>(self), Stamp());
+  return 0;
+}
+
+PyType_Slot slots[] = {
+    {Py_tp_traverse, reinterpret_cast<void*>(traverse)}, {Py_tp_clear, reinterpret_cast<void*>(clear)}, {0, nullptr}};
+
 }  // namespace
 
 void bind_stamp(nb::module_& m) {
-  nb::class_<Stamp>(m, "Stamp")
+  nb::class_<Stamp>(m, "Stamp", nb::type_slots(slots))
       .def(nb::init<const nb::list&, const nb::list&, const nb::list&, const nb::list&, const nb::list&>(), "entries"_a,
            "containers"_a, "objects"_a, "types"_a, "functions"_a)
       .def("holds", &Stamp::holds);

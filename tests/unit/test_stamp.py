@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import builtins
+import gc
 import random
+import weakref
 from collections import OrderedDict
 from types import ModuleType
+from typing import Any
 
 import numpy as np
 import pytest
@@ -21,6 +24,7 @@ from torch.utils.data._utils import collate
 from torchvision.transforms.v2.functional import _geometry
 from torchvision.tv_tensors import _torch_function_helpers
 
+from fastload import _core
 from fastload.pipeline.installed.stamp import RecipeStamp
 from fastload.pipeline.recipe import read_recipe
 
@@ -250,3 +254,26 @@ def test_datasets_around_and_beside():
     assert is_whole(Encoded(train_v1()))
     assert not is_whole(Asked(train_v1()))
     assert not is_whole(WithoutDict())
+
+
+@pytest.mark.parametrize("kind", ["entry", "container", "object", "type", "function"])
+def test_the_collector_frees_what_holds_its_own_stamp(kind):
+    class Holder:
+        def method(self):
+            return self
+
+    holder: Any = Holder()
+    space = {"holder": holder}
+    given = {
+        "entry": ([(space, "holder")], [], [], [], []),
+        "container": ([], [[holder]], [], [], []),
+        "object": ([], [], [holder], [], []),
+        "type": ([], [], [], [Holder], []),
+        "function": ([], [], [], [], [Holder.method]),
+    }[kind]
+    keeper = Holder if kind in ("type", "function") else holder
+    keeper.stamp = _core.Stamp(*given)
+    gone = weakref.ref(keeper)
+    del holder, Holder, keeper, space, given
+    gc.collect()
+    assert gone() is None

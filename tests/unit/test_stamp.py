@@ -259,21 +259,23 @@ def test_datasets_around_and_beside():
 @pytest.mark.parametrize("kind", ["entry", "container", "object", "type", "function"])
 def test_the_collector_frees_what_holds_its_own_stamp(kind):
     class Holder:
-        def method(self):
-            return self
+        pass
+
+    def function():
+        pass
 
     holder: Any = Holder()
     space = {"holder": holder}
-    given = {
-        "entry": ([(space, "holder")], [], [], [], []),
-        "container": ([], [[holder]], [], [], []),
-        "object": ([], [], [holder], [], []),
-        "type": ([], [], [], [Holder], []),
-        "function": ([], [], [], [], [Holder.method]),
+    given, keeper = {
+        "entry": (([(space, "holder")], [], [], [], []), holder),
+        "container": (([], [[holder]], [], [], []), holder),
+        "object": (([], [], [holder], [], []), holder),
+        "type": (([], [], [], [Holder], []), Holder),
+        "function": (([], [], [], [], [function]), function),
     }[kind]
-    keeper = Holder if kind in ("type", "function") else holder
-    keeper.stamp = _core.Stamp(*given)
+    stamp = _core.Stamp(*given)
+    keeper.stamp = stamp
     gone = weakref.ref(keeper)
-    del holder, Holder, keeper, space, given
+    del holder, Holder, function, keeper, space, given, stamp
     gc.collect()
     assert gone() is None

@@ -18,7 +18,7 @@ from benchmarks.recipes import AROUND, LAZY, NATIVE
 from fastload.bench._steps import whole_bursts
 from fastload.measurement.record import extent, has_one_repeat
 
-OURS: Final = ("fastload", "fastload-new", "fastload-workers", "fastload-cpu", "fastload-gpu")
+OURS: Final = ("fastload", "fastload-new", "fastload-kept", "fastload-workers", "fastload-cpu", "fastload-gpu")
 NO_PEER: Final = (*OURS, "ceiling")
 MARK: Final = " ▲"
 GAP: Final = "–"

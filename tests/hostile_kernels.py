@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import sys
 import tempfile
+import time
 from pathlib import Path
 
 import numpy as np
@@ -17,6 +18,7 @@ from fastload import FastLoader, _core
 from fastload.device.decode.files import Decoder
 
 SIDE, IMAGES, ROUNDS = 48, 24, 6
+SETTLED_S = 3.5  # only then is a file kept
 SEGMENT_MCUS, POINT_BYTES = 4, 12  # as in decode_layout.h
 
 
@@ -72,24 +74,28 @@ def damaged(device: torch.device) -> int:
     return refused
 
 
-def augmented() -> int:
-    """Load epochs of random transforms; return how many images the GPU decoded."""
+def augmented() -> tuple[int, int]:
+    """Load epochs of random transforms; return how many images the GPU decoded, and how many of files that it kept."""
     with tempfile.TemporaryDirectory() as folder:
         (there := Path(folder, "a")).mkdir()
         for number, content in enumerate(files()):
             (there / f"{number}.jpg").write_bytes(content)
         steps = [transforms.RandomResizedCrop(SIDE), transforms.RandAugment(2, 15), transforms.ToTensor()]
         dataset = ImageFolder(folder, transforms.Compose(steps))
-        with FastLoader(dataset, batch_size=12, num_workers=2, engine="native", decode="gpu") as loader:
+        time.sleep(SETTLED_S)
+        options = {"batch_size": 12, "num_workers": 2, "engine": "native", "decode": "gpu"}
+        with FastLoader(dataset, device_cache_bytes="auto", **options) as loader:
             for _ in range(3):
                 for _batch in loader:
                     pass
-            return loader.stats().gpu_images
+            stats = loader.stats()
+            return stats.gpu_images, stats.kept_images
 
 
 def main() -> None:
     device = torch.device("cuda", 0)
-    print(f"refused {damaged(device)}, augmented {augmented()}")
+    refused, (gpu_images, kept_images) = damaged(device), augmented()
+    print(f"refused {refused}, augmented {gpu_images}, kept {kept_images}")
     torch.cuda.synchronize()
 
 

@@ -175,6 +175,9 @@ CONTENDERS: dict[str, Contender] = {
     "fastload-workers": replace(_FASTLOAD, title="FastLoader, workers", variant="workers"),
     "fastload": _FASTLOAD,
     "fastload-new": replace(_FASTLOAD, title="FastLoader, native, first visit", variant="native-new"),
+    "fastload-kept": replace(
+        _FASTLOAD, title="FastLoader, native, files kept on the GPU", variant="native-kept", needs_gpu=True
+    ),
     "fastload-cpu": replace(
         _FASTLOAD, title="FastLoader, native, decoding on the CPU", variant="native-cpu", needs_gpu=True
     ),

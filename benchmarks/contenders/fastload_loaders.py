@@ -27,6 +27,8 @@ def open_feed(job: Job, variant: str) -> Feed:
         own = {"engine": "native", "decode": how if how in ("cpu", "gpu") else "auto"}
         if how == "new":
             own["max_index_bytes"] = 0  # so that each visit of a file is a first one
+        if how == "kept":
+            own["device_cache_bytes"] = "auto"
     loader = FastLoader(dataset, **job.options(dataset), device=job.device, **own)
     wanted = "native" if own else "workers" if job.on_gpu else "torch"
     if (engine := loader.plan.engine) != wanted:

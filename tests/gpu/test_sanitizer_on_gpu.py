@@ -32,6 +32,7 @@ def test_the_sanitizer_finds_nothing(tool: str) -> None:
     )
     assert ran.returncode == 0, ran.stdout[-4000:] + ran.stderr[-2000:]
     assert re.search(r"ERROR SUMMARY: 0 errors|RACECHECK SUMMARY: 0 hazards", ran.stdout), ran.stdout[-4000:]
-    refused, augmented = map(int, re.findall(r"refused (\d+), augmented (\d+)", ran.stdout)[0])
+    refused, augmented, kept = map(int, re.findall(r"refused (\d+), augmented (\d+), kept (\d+)", ran.stdout)[0])
     assert refused > 20
     assert augmented > 30
+    assert kept > 20

@@ -446,7 +446,7 @@ def _run(name: str, *given: object) -> int:
 def test_a_recipe_is_for_those_that_have_it() -> None:
     parse = functools.partial(BENCHMARKS["peers"].parse, "peers")
     setup = setup_of(parse(["--recipe", "randaugment"]))
-    ours = {"fastload-workers", "fastload", "fastload-new", "fastload-cpu", "fastload-gpu"}
+    ours = {"fastload-workers", "fastload", "fastload-new", "fastload-kept", "fastload-cpu", "fastload-gpu"}
     assert set(setup.names) == {"torch", "torch-pinned", "dali-cpu", "dali-gpu", *ours}
     for recipe in RECIPES:
         assert replace(setup, recipe=recipe).job("", 1).transform() is not None

@@ -19,6 +19,7 @@ import functools
 import importlib.util
 import itertools
 import logging
+import math
 import multiprocessing
 import os
 import random
@@ -53,6 +54,9 @@ from fastload.measurement.record import Spread, environment, extent, interleave,
 
 LOADERS: Final[dict[str, type[Any]]] = {"torch": DataLoader, "fastload": FastLoader}
 COMPARED: Final = 9  # half batches of an epoch that is compared
+QUEUES: Final = 4
+"""At least so many queues of batches are in a turn."""
+
 EPOCHS: Final = 2  # of these
 RESIDENT: Final = 8  # batches of the ceiling, which it trains on in turn
 OFFLINE: Final = {"NO_ALBUMENTATIONS_UPDATE": "1", "YOLO_OFFLINE": "true", "HF_HUB_OFFLINE": "1"}
@@ -60,15 +64,17 @@ OFFLINE: Final = {"NO_ALBUMENTATIONS_UPDATE": "1", "YOLO_OFFLINE": "true", "HF_H
 
 
 class Metered:
-    """Iterates a loader, and notes the processor seconds of each epoch, workers included."""
+    """Iterates a loader for some epochs, and notes the processor seconds of each such turn, workers included."""
 
     def __init__(self, batches: Iterable[Any]) -> None:
         self._batches = batches
+        self.epochs = 1
         self.spent_s: list[float] = []
 
     def __iter__(self) -> Iterator[Any]:
         begun = _spent_s()
-        yield from self._batches
+        for _ in range(self.epochs):
+            yield from self._batches
         self.spent_s.append(_spent_s() - begun)
 
 
@@ -159,7 +165,7 @@ def known(program: Program, **found: Any) -> dict[str, Any]:
 
 
 def take_turns(program: Program, source: Source, workers: int, repeats: int, turn_seconds: float) -> dict[str, Any]:
-    """Time both loaders of a program, an epoch each in turn."""
+    """Time both loaders of a program in turn, an epoch each, or some if the length of an epoch is the program's."""
     receive = {"torch": to_gpu} if torch.cuda.is_available() else {}
     with contextlib.ExitStack() as stack:
         given = {name: arguments(program, source, workers) for name in LOADERS}
@@ -174,7 +180,13 @@ def take_turns(program: Program, source: Source, workers: int, repeats: int, tur
         }
         metered = {name: Metered(one.batches) for name, one in opened.items()}
         lengthen(metered, orders, turn_seconds, receive)
-        images = {name: len(orders.get(name, ())) or source.images for name in LOADERS}
+        for name, one in metered.items():
+            if name not in orders:
+                epochs_per_s = race({name: one}, 1, 1, receive)[name].median
+                # An endless loader's workers fill the queue in the other one's turn.
+                queued = 2 * (size or source.batch_size) * max(1, workers) / source.images
+                one.epochs = math.ceil(max(turn_seconds * epochs_per_s, QUEUES * queued))
+        images = {name: len(orders.get(name, ())) or source.images * metered[name].epochs for name in LOADERS}
         ours = opened["fastload"].loader
         before = ours.stats()
         speeds = race(metered, images, repeats, receive)

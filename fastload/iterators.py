@@ -444,7 +444,8 @@ class TorchDeviceIterator(DeviceIterator):
         data = self.scheduler.take(arrived)
         if (native := self._native) is not None:
             return data, None, (("decode", native.decoded_at), *self.scheduler.stages), native.images
-        return data, self._batch(host), self.scheduler.stages, 0
+        here = self.meter.worker_counters
+        return data, self._batch(host), self.scheduler.stages, 0 if here is None else here.images
 
     def _batch(self, host: Any) -> int | None:
         """The shared counters' number of the batch that torch's iterator has just returned."""

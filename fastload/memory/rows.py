@@ -16,7 +16,7 @@ from fastload._compare import same_bits
 from fastload.memory.packing import is_packable, stacks_into
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
 ROW_MAX_BYTES: Final = 16 * 1024
 """Larger rows take longer to copy than to find."""
@@ -27,6 +27,16 @@ COMPARED: Final = 2
 _OWN: Final = ((TensorDataset, "__getitem__"), (Subset, "__getitem__"), (Subset, "__getitems__"))
 
 
+class CollateAround:
+    """A collate function that calls another one, and does something with the batch that it makes."""
+
+    collate_fn: Callable[[Any], Any]  # the other one
+
+    def around(self, batch: Any) -> Any:
+        """Do with a batch what is done with one that ``collate_fn`` has made."""
+        raise NotImplementedError
+
+
 class RowBatches:
     """Makes a fetcher's batches of its dataset's rows.
 
@@ -34,12 +44,17 @@ class RowBatches:
         fetcher: Torch's, for which :meth:`serve` has found that this can be done. Its own ``fetch`` is compared with.
     """
 
-    __slots__ = ("_compared", "_dataset", "_differs")
+    __slots__ = ("_around", "_compared", "_dataset", "_differs", "_plain")
 
     def __init__(self, fetcher: Any) -> None:
         self._dataset = fetcher.dataset
         self._compared = 0
         self._differs = False
+        self._around: Callable[[Any], Any] | None = None
+        self._plain: Any = None  # a fetcher whose batches can be compared, if those of the fetcher cannot
+        if isinstance(around := fetcher.collate_fn, CollateAround):
+            self._around = around.around
+            self._plain = type(fetcher)(fetcher.dataset, True, around.collate_fn, fetcher.drop_last)
 
     @classmethod
     def serve(cls, fetcher: Any) -> RowBatches | None:
@@ -47,7 +62,10 @@ class RowBatches:
         kind: Any = type(fetcher)
         if kind is not torch_fetch._MapDatasetFetcher or kind.fetch.__globals__ is not vars(torch_fetch):
             return None
-        if not fetcher.auto_collation or not stacks_into(fetcher.collate_fn):
+        collate_fn = fetcher.collate_fn
+        if isinstance(collate_fn, CollateAround):
+            collate_fn = collate_fn.collate_fn
+        if not fetcher.auto_collation or not stacks_into(collate_fn):
             return None
         own = all(getattr(vars(holder)[name], "__globals__", None) is vars(torch_dataset) for holder, name in _OWN)
         return cls(fetcher) if own and _tensors_of(fetcher.dataset, ()) is not None else None
@@ -65,13 +83,15 @@ class RowBatches:
         """
         if self._differs or type(indices) is not list:
             return None
-        made = _rows(self._dataset, indices)
-        if made is None or self._compared == COMPARED:
-            return made
-        self._compared += 1
-        theirs = fetch(fetcher, indices)
-        self._differs = not _are_alike(made, theirs)
-        return theirs
+        made: Any = _rows(self._dataset, indices)
+        if made is None:
+            return None
+        if self._compared < COMPARED:
+            self._compared += 1
+            theirs = fetch(fetcher if self._plain is None else self._plain, indices)
+            self._differs = not _are_alike(made, theirs)
+            made = theirs
+        return made if self._around is None else self._around(made)
 
 
 def _rows(dataset: Any, indices: list[int]) -> list[torch.Tensor] | None:

@@ -22,6 +22,7 @@ from fastload.device.copy_scheduler import NONE_FREE
 from fastload.loader_state import state_of
 from fastload.memory import unfilled
 from fastload.memory.packing import CannotPackError, EscapedError, Packer, collate_into, packed_bytes, stacks_into
+from fastload.memory.rows import CollateAround
 from fastload.memory.sending import collate_into_files, fill, sends_files
 from fastload.memory.unfilled import Filled
 from fastload.nvtx.stages import stage
@@ -44,7 +45,7 @@ if TYPE_CHECKING:
 TOO_SMALL = "larger than a slot"
 
 
-class Collate:
+class Collate(CollateAround):
     """Collates samples in the worker, into a slot if possible.
 
     Picklable if the user's collate function is.
@@ -67,20 +68,25 @@ class Collate:
         self._escapes = False  # tensors stacked into a slot were not found in the batch
 
     def __call__(self, samples: Any) -> HostBatch:  # noqa: D102
+        return self._send(samples, None)
+
+    def around(self, batch: Any) -> HostBatch:  # noqa: D102
+        return self._send(None, batch)
+
+    def _send(self, samples: Any, data: Any) -> HostBatch:
         info = get_worker_info()
         worker = 0 if info is None else info.id
         with stage("collate"):
             if self.slots is None:
-                return self._unpacked(samples, worker)
-            return self._into_slot(self.slots, samples, worker)
+                return self._unpacked(samples, worker, data)
+            return self._into_slot(self.slots, samples, worker, data)
 
-    def _into_slot(self, slots: SlotWriter, samples: Any, worker: int) -> HostBatch:
+    def _into_slot(self, slots: SlotWriter, samples: Any, worker: int, data: Any) -> HostBatch:
         missed = NONE_FREE
-        data = None
         needed = needs = 0
-        stacks = not self._escapes and stacks_into(self.collate_fn)
+        stacks = data is None and not self._escapes and stacks_into(self.collate_fn)
         if not stacks:
-            data = self.collate_fn(samples)
+            data = self.collate_fn(samples) if data is None else data
             needed = packed_bytes(data)
             if not needed or _is_pinned(data):
                 return HostBatch(data, worker, self.receiver)
@@ -109,9 +115,7 @@ class Collate:
             slots.give_back(stamp)
         return self._unpacked(samples, worker, data, missed, needs)
 
-    def _unpacked(
-        self, samples: Any, worker: int, data: Any = None, missed: str | None = None, needs: int = 0
-    ) -> HostBatch:
+    def _unpacked(self, samples: Any, worker: int, data: Any, missed: str | None = None, needs: int = 0) -> HostBatch:
         """Fill what is unfilled, and send the batch without a slot.
 
         Args:

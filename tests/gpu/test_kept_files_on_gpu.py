@@ -61,7 +61,7 @@ def same(made: list[torch.Tensor], want: list[torch.Tensor]) -> bool:
 @pytest.mark.parametrize("augment", [False, True], ids=["crops", "randaugment"])
 @pytest.mark.parametrize("persistent", [False, True], ids=["", "persistent"])
 def test_later_epochs_read_nothing_and_have_the_bits_of_threads(folder: Path, augment: bool, persistent: bool) -> None:
-    want = epochs(loader_of(folder, 0, augment, decode="cpu"), 4)
+    want = epochs(loader_of(folder, 0, augment, decode="cpu", persistent_workers=persistent), 4)
     loader = loader_of(folder, "auto", augment, persistent_workers=persistent)
     assert same(epochs(loader, 4), want)
     stats = loader.stats()

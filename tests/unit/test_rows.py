@@ -11,6 +11,7 @@ from unittest import mock
 import numpy as np
 import pytest
 import torch
+from backends import simulated
 from torch.overrides import TorchFunctionMode
 from torch.utils.data import DataLoader, StackDataset, Subset, TensorDataset, default_collate
 from torch.utils.data._utils.fetch import _MapDatasetFetcher
@@ -19,6 +20,7 @@ from fastload import FastLoader
 from fastload._compare import same_bits
 from fastload.memory import rows
 from fastload.memory.rows import COMPARED, ROW_MAX_BYTES, RowBatches
+from fastload.workers.start import Collate
 
 ROWS = 40
 
@@ -186,3 +188,34 @@ def test_engine_torch_is_torchs(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(RowBatches, "make", lambda *_: pytest.fail("rows were taken at once"))
     with FastLoader(plain(), batch_size=7, device="cpu", engine="torch") as loader:
         assert len(list(loader)) == -(-ROWS // 7)
+
+
+@pytest.mark.parametrize("kind", SERVED)
+def test_rows_go_into_slots(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    simulated.install(monkeypatch)
+    around = mock.Mock(side_effect=Collate.around, autospec=True)
+    monkeypatch.setattr(Collate, "around", lambda *given: around(*given))
+    dataset = SERVED[kind]()
+    given: dict[str, Any] = {"batch_size": 2, "shuffle": True}
+    torch.manual_seed(7)
+    want = [list(DataLoader(dataset, **given)) for _ in range(2)]
+    torch.manual_seed(7)
+    with FastLoader(dataset, device="cuda", **given) as loader:
+        ours = [list(loader) for _ in range(2)]
+        stats = loader.stats()
+    for their, our in zip(want, ours, strict=True):
+        assert len(our) == len(their) > 2
+        assert all(same_bits(a, b) for x, y in zip(our, their, strict=True) for a, b in zip(x, y, strict=True))
+    assert around.call_count == 2 * len(want[0])
+    assert stats.images == 2 * len(dataset)
+    assert stats.slot_batches > 0
+
+
+def test_the_first_batches_that_go_into_slots_are_compared(monkeypatch: pytest.MonkeyPatch) -> None:
+    dataset = TensorDataset(torch.rand(ROWS, 2))
+    served = RowBatches.serve(fetcher := fetcher_of(dataset, Collate(default_collate, 0)))
+    assert served is not None
+    monkeypatch.setattr(rows, "_rows", lambda dataset, indices: [torch.zeros(len(indices), 2)])
+    assert same_bits(served.make(type(fetcher).fetch, fetcher, [3]).data[0], dataset.tensors[0][[3]])
+    assert served.make(type(fetcher).fetch, fetcher, [4]) is None
+    assert RowBatches.serve(fetcher_of(dataset, Collate(lambda samples: samples, 0))) is None

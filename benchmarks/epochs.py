@@ -96,9 +96,11 @@ def main(args: argparse.Namespace) -> int:
     record: dict[str, Any] = {"benchmark": "epochs", "environment": environment(), "dataset": described}
     made = {name: make() for name, make in loaders(Path(folder), args).items()}
     found: dict[str, dict[str, Any]] = {}
+    record |= {"parameters": sizes, "loaders": found, "complete": False}
     for name, epochs in made.items():
         starts = [epochs.start_s() for _ in range(2)]
         found[name] = {"first_start_s": starts[0], "longest_wait_s": epochs.longest_s}
+        save(args.json, record)
         for _ in range(WARM):
             epochs.start_s()
     spreads: dict[str, Spread] = interleave({name: epochs.start_s for name, epochs in made.items()}, args.repeats)
@@ -110,5 +112,5 @@ def main(args: argparse.Namespace) -> int:
             f"longest wait of the first two epochs {longest:,.0f} ms"
         )
         made[name].close()
-    save(args.json, record | {"parameters": sizes, "loaders": found})
+    save(args.json, record | {"complete": True})
     return 0

@@ -180,13 +180,16 @@ def take_turns(program: Program, source: Source, workers: int, repeats: int, tur
         }
         metered = {name: Metered(one.batches) for name, one in opened.items()}
         lengthen(metered, orders, turn_seconds, receive)
+        images = {name: len(orders.get(name, ())) or source.images for name in LOADERS}
+        # The workers of a program's own kind of loader may be ahead of its epochs: they fill the queue in the other
+        # loader's turn.
+        queued = 2 * (size or source.batch_size) * max(1, workers)
         for name, one in metered.items():
             if name not in orders:
-                epochs_per_s = race({name: one}, 1, 1, receive)[name].median
-                # An endless loader's workers fill the queue in the other one's turn.
-                queued = 2 * (size or source.batch_size) * max(1, workers) / source.images
-                one.epochs = math.ceil(max(turn_seconds * epochs_per_s, QUEUES * queued))
-        images = {name: len(orders.get(name, ())) or source.images * metered[name].epochs for name in LOADERS}
+                one.epochs = math.ceil(turn_seconds * race({name: one}, 1, 1, receive)[name].median)
+            if program.loader() is not DataLoader:
+                one.epochs = max(one.epochs, math.ceil(QUEUES * queued / images[name]))
+            images[name] *= one.epochs
         ours = opened["fastload"].loader
         before = ours.stats()
         speeds = race(metered, images, repeats, receive)

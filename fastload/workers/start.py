@@ -67,13 +67,10 @@ class Collate(CollateAround):
         self.slots = slots
         self._escapes = False  # tensors stacked into a slot were not found in the batch
 
-    def __call__(self, samples: Any) -> HostBatch:  # noqa: D102
-        return self._send(samples, None)
-
     def around(self, batch: Any) -> HostBatch:  # noqa: D102
-        return self._send(None, batch)
+        return self(None, batch)
 
-    def _send(self, samples: Any, data: Any) -> HostBatch:
+    def __call__(self, samples: Any, data: Any = None) -> HostBatch:  # noqa: D102
         info = get_worker_info()
         worker = 0 if info is None else info.id
         with stage("collate"):

@@ -277,6 +277,23 @@ def epochs(record: dict[str, Any]) -> str:
     return f"{table(header, rows)}\n\n{said}. Median ± the farthest epoch."
 
 
+def verdicts(record: dict[str, Any]) -> str:
+    """What the verdict named of what was planted, by the steps of a run."""
+    lengths: dict[str, list[str]] = {"30": [], "60": [], "300 or 360": []}
+    rows = []
+    for name, plant in record["plants"].items():
+        judged: dict[str, list[str]] = {length: [] for length in lengths}
+        for row in plant["rows"]:
+            judged[next((length for length in lengths if str(row["steps"]) == length), "300 or 360")].append(
+                row["judged"]
+            )
+        cells = [", ".join(f"{found.count(word)} {word}" for word in dict.fromkeys(found)) for found in judged.values()]
+        rows.append([name, *cells])
+    counts = ", ".join(f"{number} {judged}" for judged, number in record["judged"].items())
+    header = ["planted", *(f"after {length} steps" for length in lengths)]
+    return f"{table(header, rows, texts=4)}\n\nIn all {counts}.{_cut_off(record, 'bottlenecks')}"
+
+
 _FITS: Final[dict[str | None, tuple[str, str]]] = {
     NATIVE: (
         "JPEG, PNG or WebP files in `ImageFolder` or another dataset that the plan knows, in archives or object "
@@ -885,7 +902,10 @@ TABLES: Final[dict[str, Callable[[dict[str, Any]], str]]] = {
     **{
         made.__name__: made for made in (ladder, step, slots, decode, recipes, onecore, sources, programs, trained, fit)
     },
-    **{made.__name__: made for made in (objectstore, cluster, own, gpudecode, overhead, epochs, share, beside)},
+    **{
+        made.__name__: made
+        for made in (objectstore, cluster, own, gpudecode, overhead, epochs, share, beside, verdicts)
+    },
 }
 """What stands between markers on a page, by the table's name, beside those of :data:`COLUMNS`."""
 

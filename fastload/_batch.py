@@ -411,12 +411,21 @@ class HostBatch:
         stamp: The slot, a :class:`fastload.memory.slots.Stamp`, or ``None``.
         missed: Why the batch is not in a slot, if slots are in use.
         needs: Bytes of a slot in which a GPU would have painted it; 0 if it has nothing to paint.
+        is_small: Whether its tensors are pageable, and together so small that they need neither slot nor pinning.
     """
 
-    __slots__ = ("data", "missed", "needs", "receiver", "stamp", "worker")
+    __slots__ = ("data", "is_small", "missed", "needs", "receiver", "stamp", "worker")
 
     def __init__(
-        self, data: Any, worker: int, receiver: int, stamp: Any = None, missed: str | None = None, needs: int = 0
+        self,
+        data: Any,
+        worker: int,
+        receiver: int,
+        stamp: Any = None,
+        missed: str | None = None,
+        needs: int = 0,
+        *,
+        is_small: bool = False,
     ) -> None:
         self.data = data
         self.worker = worker
@@ -424,6 +433,7 @@ class HostBatch:
         self.stamp = stamp
         self.missed = missed
         self.needs = needs
+        self.is_small = is_small
 
     def pin_memory(self) -> Any:
         """Deliver the batch to its receiver, or drop it if the receiver's iterator is gone."""

@@ -213,6 +213,8 @@ class CopyScheduler:
         worker = batch.worker % self._num_workers
         pin = pinned if self._tuple_type is None else _pinned_as_torch
         others = pin if self._pin else _unchanged
+        if batch.is_small:
+            others = functools.partial(_but_tensors, others)
         if batch.stamp is not None and self._slots is not None:
             lease = self._slots.adopt(batch.stamp)
             packed: Packed = batch.data

@@ -19,6 +19,7 @@ from torch.utils.data import DataLoader, get_worker_info
 
 from fastload._batch import HostBatch, count_pinned
 from fastload.device.copy_scheduler import NONE_FREE
+from fastload.device.transfer import AT_ONCE_MAX_BYTES
 from fastload.loader_state import state_of
 from fastload.memory import unfilled
 from fastload.memory.packing import CannotPackError, EscapedError, Packer, collate_into, packed_bytes, stacks_into
@@ -85,8 +86,11 @@ class Collate(CollateAround):
         if not stacks:
             data = self.collate_fn(samples) if data is None else data
             needed = packed_bytes(data)
-            if not needed or _is_pinned(data):
-                return HostBatch(data, worker, self.receiver)
+            is_here = get_worker_info() is None
+            pinned, leaves = count_pinned(data) if is_here else (0, 0)
+            is_small = is_here and not pinned and needed <= AT_ONCE_MAX_BYTES
+            if not needed or 0 < pinned == leaves or is_small:
+                return HostBatch(data, worker, self.receiver, is_small=is_small)
             if unfilled.are_known():  # what is staged may need less
                 needed = 0
         try:
@@ -134,14 +138,6 @@ class Collate(CollateAround):
         if missed is not None and not needs and (staged := filled.staged_bytes + rest.staged_bytes):
             needs = packed_bytes(data) - filled.nbytes - rest.nbytes + staged
         return HostBatch(data, worker, self.receiver, missed=missed, needs=needs)
-
-
-def _is_pinned(data: Any) -> bool:
-    """Whether a batch made in the main process is already pinned and needs no slot."""
-    if get_worker_info() is not None:
-        return False
-    pinned, leaves = count_pinned(data)
-    return 0 < pinned == leaves
 
 
 def route_of(loader: LoaderConfig[Any]) -> Route:

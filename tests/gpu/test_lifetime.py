@@ -355,3 +355,19 @@ def test_next_returns_at_once_when_a_batch_is_ready():
         del batch
     median = sorted(times)[30]
     assert median < 500e-6, f"{median * 1e6:.0f} us"  # the benchmark has the figure; this is the alarm
+
+
+@pytest.mark.parametrize("size", [16, 60_000, 70_000])
+def test_pageable_memory_that_is_used_again_for_each_batch(size: int) -> None:
+    """A small batch goes along with the call, and any other waits in a slot."""
+    buffer = torch.empty(size, dtype=torch.uint8)
+
+    def collate(samples: list[int]) -> torch.Tensor:
+        return buffer.fill_(samples[0])
+
+    loader = FastLoader(range(40), batch_size=1, collate_fn=collate)
+    kept = []
+    for batch in loader:
+        torch.cuda._sleep(10_000_000)
+        kept.append(batch.clone())
+    assert [set(batch.tolist()) for batch in kept] == [{number} for number in range(40)]

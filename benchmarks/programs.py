@@ -64,7 +64,7 @@ OFFLINE: Final = {"NO_ALBUMENTATIONS_UPDATE": "1", "YOLO_OFFLINE": "true", "HF_H
 
 
 class Metered:
-    """Iterates a loader for some epochs, and notes the processor seconds of each such turn, workers included."""
+    """Iterates a loader for some epochs, and notes their processor seconds, workers included."""
 
     def __init__(self, batches: Iterable[Any]) -> None:
         self._batches = batches
@@ -165,7 +165,7 @@ def known(program: Program, **found: Any) -> dict[str, Any]:
 
 
 def take_turns(program: Program, source: Source, workers: int, repeats: int, turn_seconds: float) -> dict[str, Any]:
-    """Time both loaders of a program in turn, an epoch each, or some if the length of an epoch is the program's."""
+    """Time both loaders of a program in turn, one epoch or some of each."""
     receive = {"torch": to_gpu} if torch.cuda.is_available() else {}
     with contextlib.ExitStack() as stack:
         given = {name: arguments(program, source, workers) for name in LOADERS}

@@ -75,7 +75,11 @@ def damaged(device: torch.device) -> int:
 
 
 def augmented() -> tuple[int, int]:
-    """Load epochs of random transforms; return how many images the GPU decoded, and how many of files that it kept."""
+    """Load epochs of random transforms.
+
+    Returns:
+        How many images the GPU decoded, and how many of them were of files that it kept.
+    """
     with tempfile.TemporaryDirectory() as folder:
         (there := Path(folder, "a")).mkdir()
         for number, content in enumerate(files()):

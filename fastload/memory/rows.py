@@ -28,7 +28,7 @@ _OWN: Final = ((TensorDataset, "__getitem__"), (Subset, "__getitem__"), (Subset,
 
 
 class CollateAround:
-    """A collate function that calls another one, and does something with the batch that it makes."""
+    """A collate function that calls another one, and handles the batch that it makes."""
 
     collate_fn: Callable[[Any], Any]  # the other one
 

@@ -1,4 +1,4 @@
-"""Test that a GPU keeps files with the bits that threads decode, and gives its memory back."""
+"""Test files that a GPU keeps: their bits, and the memory that goes back."""
 
 from __future__ import annotations
 

@@ -13,16 +13,25 @@ import functools
 import importlib.util
 from typing import TYPE_CHECKING, Any
 
+import torch
 import torch.utils.data.dataloader
 from torch.autograd import _profiler_enabled  # type: ignore[attr-defined]
 from torch.utils.data import DataLoader, get_worker_info
 
-from fastload._batch import HostBatch, count_pinned
+from fastload._batch import HostBatch, count_pinned, map_tensors
 from fastload.device.copy_scheduler import NONE_FREE
 from fastload.device.transfer import AT_ONCE_MAX_BYTES
 from fastload.loader_state import state_of
 from fastload.memory import unfilled
-from fastload.memory.packing import CannotPackError, EscapedError, Packer, collate_into, packed_bytes, stacks_into
+from fastload.memory.packing import (
+    CannotPackError,
+    EscapedError,
+    Packer,
+    collate_into,
+    is_packable,
+    packed_bytes,
+    stacks_into,
+)
 from fastload.memory.rows import CollateAround
 from fastload.memory.sending import collate_into_files, fill, sends_files
 from fastload.memory.unfilled import Filled
@@ -86,11 +95,10 @@ class Collate(CollateAround):
         if not stacks:
             data = self.collate_fn(samples) if data is None else data
             needed = packed_bytes(data)
-            is_here = get_worker_info() is None
-            pinned, leaves = count_pinned(data) if is_here else (0, 0)
-            is_small = is_here and not pinned and needed <= AT_ONCE_MAX_BYTES
-            if not needed or 0 < pinned == leaves or is_small:
-                return HostBatch(data, worker, self.receiver, is_small=is_small)
+            if not needed or _is_pinned(data):
+                return HostBatch(data, worker, self.receiver)
+            if needed <= AT_ONCE_MAX_BYTES and get_worker_info() is None and _is_pageable(data):
+                return HostBatch(data, worker, self.receiver, is_small=True)
             if unfilled.are_known():  # what is staged may need less
                 needed = 0
         try:
@@ -138,6 +146,26 @@ class Collate(CollateAround):
         if missed is not None and not needs and (staged := filled.staged_bytes + rest.staged_bytes):
             needs = packed_bytes(data) - filled.nbytes - rest.nbytes + staged
         return HostBatch(data, worker, self.receiver, missed=missed, needs=needs)
+
+
+def _is_pinned(data: Any) -> bool:
+    """Whether a batch made in the main process is already pinned and needs no slot."""
+    if get_worker_info() is not None:
+        return False
+    pinned, leaves = count_pinned(data)
+    return 0 < pinned == leaves
+
+
+def _is_pageable(data: Any) -> bool:
+    """Whether all tensors of a batch are such as slots take, in pageable memory."""
+    found: list[bool] = []
+
+    def look(leaf: Any) -> Any:
+        found.append(not isinstance(leaf, torch.Tensor) or (is_packable(leaf) and not leaf.is_pinned()))
+        return leaf
+
+    map_tensors(look, data)
+    return all(found)
 
 
 def route_of(loader: LoaderConfig[Any]) -> Route:

@@ -428,6 +428,14 @@ def test_batches_for_an_iterator_that_is_gone_are_dropped(make):
     assert HostBatch("0.0", 0, receiver=-1).pin_memory() is None
 
 
+class Pinnable:
+    def to(self, device):
+        return self
+
+    def pin_memory(self):
+        return "pinned"
+
+
 def test_pinning_is_done_on_arrival(make, monkeypatch):
     monkeypatch.setattr(torch.Tensor, "pin_memory", lambda self, device=None: self + 1)
     scheduler = make(ahead=0, pin=True)
@@ -435,6 +443,9 @@ def test_pinning_is_done_on_arrival(make, monkeypatch):
     assert arrival.data[0].tolist() == [1, 1]
     assert arrival.data[1] == "text"
     assert make(ahead=0)._open(HostBatch(torch.zeros(1), 0, 0)).data.item() == 0
+    small = HostBatch([torch.zeros(2), Pinnable()], 0, scheduler.key, is_small=True).pin_memory()
+    assert small.data[0].tolist() == [0, 0]
+    assert small.data[1] == "pinned"
 
 
 def test_closing_stops_the_feeder_after_the_copy_that_it_is_in(make):

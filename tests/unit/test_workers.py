@@ -13,6 +13,7 @@ import subprocess
 import sys
 import threading
 from multiprocessing.reduction import ForkingPickler
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -31,7 +32,7 @@ from fastload.stats.shared_counters import SharedCounters
 from fastload.torch_workers import orphans
 from fastload.torch_workers.orphans import take_signals
 from fastload.torch_workers.view import refresh, view_of
-from fastload.workers import worker
+from fastload.workers import start, worker
 from fastload.workers.start import Collate, route_of, start_epoch
 
 WAIT_S = 60
@@ -40,6 +41,34 @@ WAIT_S = 60
 def test_collate_runs_the_users_function_and_labels_the_result():
     batch = Collate(as_list, receiver=7)([1, 2])
     assert (batch.data, batch.worker, batch.receiver, batch.stamp) == ([1, 2], 0, 7, None)
+
+
+class NoSlot:
+    too_small = False
+
+    def acquire(self, worker, needed):
+        return None
+
+
+@pytest.mark.parametrize(
+    ("batch", "is_small"),
+    [
+        ([torch.zeros(100, 100), torch.zeros(5), "text"], True),
+        ([torch.zeros(100, 100), torch.zeros(7000)], False),  # together too large
+        ([torch.zeros(5), torch.zeros(30_000, requires_grad=True)], False),  # one that no slot takes
+        ([torch.zeros(5), torch.eye(3).to_sparse()], False),
+        (["text"], False),
+    ],
+)
+def test_small_batches_of_this_process_need_no_slot(batch, is_small, monkeypatch):
+    collate = Collate(lambda _: batch, 0, NoSlot())
+    made = collate([1])
+    assert made.is_small == is_small
+    assert made.data is batch
+    monkeypatch.setattr(start, "get_worker_info", lambda: SimpleNamespace(id=3))
+    made = collate([1])
+    assert not made.is_small
+    assert made.worker == 3
 
 
 def test_collate_lets_the_users_errors_through():

@@ -12,6 +12,8 @@ from fastload.stats.steady_state import holds_gil
 from fastload.stats.verdict import (
     BUSY_MIN,
     DECODE_COST_MIN,
+    IDLE,
+    IDLE_MAX,
     LESS_ON_GPU,
     MORE_WORKERS,
     REMEDIES,
@@ -38,7 +40,7 @@ _EITHER: Final = (
     "nothing to gain in the loader: whether the GPU takes the time or the loop's own code, fastload profile tells, and "
     "this report may after some seconds where nvidia-ml-py is installed"
 )
-
+_WHICH: Final = "fastload profile shows which of them it is"
 _ASK: Final = "let it ask FastLoader, by super().__iter__() or self._get_iterator(), or use fastload.prefetch_to_device"
 
 
@@ -154,7 +156,8 @@ def _not_the_loader(stats: Stats, limit: Bottleneck, stall: float, waited: str) 
     why = "it is the loop that leaves it idle, not the loader"
     if stall >= STALL_MIN:
         why = "the loop leaves it idle for longer than the loader does"
-    return Verdict.of(limit, waited, ran, why, *spare)
+    hardly = (stats.gpu_utilization or 0.0) <= IDLE_MAX
+    return Verdict.of(limit, waited, ran, why, *spare, remedy=IDLE if hardly else f"{REMEDIES[limit]}; {_WHICH}")
 
 
 def _were_ready(stats: Stats) -> bool:
@@ -391,11 +394,17 @@ def _readers(stats: Stats) -> str:
     return "decode threads" if "decode" in stats.stages else "workers" if stats.workers else "the main process"
 
 
+_WAITS: Final = {"gpu": "for the GPU to end earlier steps"}
+"""What a stage is called as something to wait for, if otherwise than the stage."""
+
+
 def _figures(stats: Stats) -> list[str]:
     """The report's lines of figures."""
-    rates = [f"{stats.batches:,} batches, {stats.images_per_s:,.0f} images/s"]
+    size = stats.images / max(1, stats.batches)
+    took = f"{1e3 * size / stats.images_per_s:,.1f} ms each, " if stats.images_per_s else ""
+    rates = [f"{stats.batches:,} batches of {count(round(size), 'image')}, {took}{stats.images_per_s:,.0f} images/s"]
     if consumer := stats.consumer_images_per_s:
-        rates.append(f"the consumer by itself could take {consumer:,.0f}")
+        rates.append(f"the consumer by itself could take {max(consumer, stats.images_per_s):,.0f}")
     if loader := stats.loader_images_per_s:
         rates.append(f"the loader deliver {loader:,.0f}")
     lines = ["; ".join([rates[0], ", ".join(rates[1:])]) if rates[1:] else rates[0]]
@@ -424,8 +433,8 @@ def _figures(stats: Stats) -> list[str]:
     waits = sorted(stats.waited_for.items(), key=lambda item: -item[1])
     waits = [(name, seconds) for name, seconds in waits if seconds > 0.005 * stats.wait_s]
     lines.append(
-        f"waited {stats.wait_s:,.2f} s of {stats.elapsed_s:,.2f}"
-        + (": " + ", ".join(f"{name} {seconds:,.2f}" for name, seconds in waits) if waits else "")
+        f"the loop waited {stats.wait_s:,.2f} s of {stats.elapsed_s:,.2f}"
+        + (": " + ", ".join(f"{_WAITS.get(name, name)} {seconds:,.2f}" for name, seconds in waits) if waits else "")
         + (f"; {stats.startup_s:,.2f} s for the first batch" if stats.startup_s else "")
     )
     if (busy := stats.gpu_utilization) is not None:

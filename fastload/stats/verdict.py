@@ -25,6 +25,16 @@ LESS_ON_GPU: Final = (
 )
 
 
+IDLE_MAX: Final = 0.02
+"""Up to this share of the time kernels of a loop that trains on another device run: a display's, say."""
+
+IDLE: Final = (
+    "see that the model is on the GPU, and what the loop computes, writes or waits for on the host: fastload profile "
+    "shows it"
+)
+"""Remedy for a loop that hardly uses the GPU."""
+
+
 class Bottleneck(enum.Enum):
     """What the run waits for. The value is the word before "-bound"."""
 
@@ -61,7 +71,7 @@ class Bottleneck(enum.Enum):
 REMEDIES: Final[Mapping[Bottleneck, str]] = MappingProxyType(
     {
         Bottleneck.STORAGE: "keep the data on a faster disk or in memory, read fewer and larger files, or raise "
-        "num_workers so that more reads wait at the same time",
+        "num_workers, also beyond the cores, so that more reads wait at the same time",
         Bottleneck.DECODE: "let the native engine decode (print(loader.plan) says what keeps it from that), "
         f"{MORE_WORKERS}, or store smaller images",
         Bottleneck.PYTHON: "move work out of __getitem__ (do it once, beforehand, or on the device), "
@@ -76,12 +86,12 @@ REMEDIES: Final[Mapping[Bottleneck, str]] = MappingProxyType(
         "narrower float",
         Bottleneck.STEP: "nothing to gain in the loader: speed up what the loop does between two batches (the model, "
         "metrics, logging), or use fewer workers",
-        Bottleneck.GPU: "nothing to gain in the loader: speed the model up (channels_last, bfloat16, torch.compile), "
-        "or use fewer workers",
-        Bottleneck.SHARED: "use a GPU that no other program uses (nvidia-smi lists them), then ask again",
+        Bottleneck.GPU: "nothing to gain in the loader, which is as it should be: only a faster model (channels_last, "
+        "bfloat16, torch.compile) makes the run faster",
+        Bottleneck.SHARED: "use a GPU that no other program uses: nvidia-smi lists the programs",
         Bottleneck.GIL: "move what another thread computes in Python to a process of its own, or into native code that "
-        "releases the GIL",
-        Bottleneck.LOOP: "launch fewer and larger kernels (torch.compile, CUDA graphs, a larger batch), and let the "
+        "releases the GIL; py-spy dump shows which thread that is",
+        Bottleneck.LOOP: "launch fewer and larger kernels (a larger batch, torch.compile, CUDA graphs), and let the "
         "host run ahead: no .item(), no prints, no synchronization in every step",
         Bottleneck.LAUNCH: "launch fewer and larger kernels: CUDA graphs (torch.compile(mode='reduce-overhead'), "
         "torch.cuda.graph), torch.compile, fused optimizers, a larger batch",

@@ -122,7 +122,10 @@ def test_a_verdict_is_one_sentence_and_its_figures_follow():
     assert first.endswith(f"; {REMEDIES[Bottleneck.STORAGE]}.")
     assert first.count(". ") == 0
     assert any("ms a batch: fetch 95.00, collate 1.00 (2 workers)" in line for line in figures)
-    assert any(line.strip().startswith("waited 9.00 s of 10.00: fetch 9.00") for line in figures)
+    made = report(CASES["storage"][0]).stats
+    each = f"{made.batches:,} batches of {made.images // made.batches} images, "
+    assert figures[0].strip().startswith(f"{each}{1e3 * made.images / made.batches / made.images_per_s:.1f} ms each, ")
+    assert any(line.strip().startswith("the loop waited 9.00 s of 10.00: fetch 9.00") for line in figures)
 
 
 def test_batches_that_wait_for_a_core_on_their_way_are_not_the_way():
@@ -195,6 +198,8 @@ FED = {"steps": 100, "total_s": 10.0, "idle_s": 0.0, "copies": 100, "copied_byte
             "kernels ran on the GPU 97% of it, as its driver says (other programs' included)",
         ),
         ({"busy": 0.76}, Bottleneck.LOOP, "the GPU 76% of it, as its driver says, it is the loop that leaves it idle"),
+        ({"busy": 0.76}, Bottleneck.LOOP, "synchronization in every step; fastload profile shows which of them it is"),
+        ({"busy": 0.01}, Bottleneck.LOOP, "see that the model is on the GPU"),
         ({"busy": 0.76, "behind": 0.95}, Bottleneck.GPU, "the GPU had work for at least 95% of it"),
         ({"behind": 0.5}, Bottleneck.STEP, "fastload profile tells"),
         ({"busy": 0.0}, Bottleneck.STEP, "fastload profile tells"),  # some drivers say 0 whatever the device does

@@ -28,6 +28,7 @@ from fastload.device.copy_scheduler import NONE_FREE
 from fastload.memory import packing
 from fastload.memory.packing import Packed, Packer, collate_into, unpack
 from fastload.memory.slots import SlotPool, SlotWriter
+from fastload.workers import start
 from fastload.workers.start import Collate
 
 SMALL = 256  # so that small batches have large tensors
@@ -36,7 +37,7 @@ few = settings(max_examples=examples(60), suppress_health_check=[HealthCheck.too
 
 @pytest.fixture(scope="module", autouse=True)
 def _small_tensors_are_very_small():
-    with mock.patch.object(packing, "SMALL_BYTES", SMALL):
+    with mock.patch.object(packing, "SMALL_BYTES", SMALL), mock.patch.object(start, "AT_ONCE_MAX_BYTES", 0):
         yield
 
 

@@ -342,7 +342,7 @@ class NativeDeviceIterator(DeviceIterator):
         return (
             data,
             None,
-            (("decode", pipeline.decoded_at), ("gpu", copied.room_at), ("h2d", copied.issued)),
+            (("decode", pipeline.decoded_at), *copied.stages),
             pipeline.images,
         )
 
@@ -444,8 +444,7 @@ class TorchDeviceIterator(DeviceIterator):
         data = self.scheduler.take(arrived)
         if (native := self._native) is not None:
             return data, None, (("decode", native.decoded_at), *self.scheduler.stages), native.images
-        here = self.meter.worker_counters
-        return data, self._batch(host), self.scheduler.stages, 0 if here is None else here.images
+        return data, self._batch(host), self.scheduler.stages, 0
 
     def _batch(self, host: Any) -> int | None:
         """The shared counters' number of the batch that torch's iterator has just returned."""

@@ -204,7 +204,7 @@ class CopyScheduler:
         arrival = self._open(batch)
         arrival.borrowed = self._borrows and arrival.lease is None and count_pinned(batch.data)[0] > 0
         arrival.arrived, arrival.opened = arrived, time.monotonic()
-        if self._pin and arrival.lease is None:
+        if self._pin and arrival.lease is None and not batch.is_small:
             self.pinned += 1
             self.pin_s += arrival.opened - arrived
         return arrival
@@ -257,12 +257,7 @@ class CopyScheduler:
         if arrival.borrowed:
             copied.wait_copied()
         data = self.transfer.take(copied)
-        self.stages = (
-            ("ipc", arrival.arrived),
-            ("pin", arrival.opened),
-            ("gpu", copied.room_at),
-            ("h2d", copied.issued),
-        )
+        self.stages = (("ipc", arrival.arrived), ("pin", arrival.opened), *copied.stages)
         self._look()  # last, so that the scheduler's thread does not delay this call
         return data
 

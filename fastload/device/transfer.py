@@ -48,7 +48,7 @@ _ENDS_AT_HAND = 2
 class DeviceBatch:
     """A batch whose copy has been issued, and the event of its completion."""
 
-    __slots__ = ("_data", "_late", "_ready", "_recorded", "_tensors", "issued", "nbytes", "room_at", "timing")
+    __slots__ = ("_data", "_late", "_ready", "_recorded", "_tensors", "nbytes", "room_at", "stages", "timing")
 
     def __init__(self, data: Any, tensors: list[Any], ready: Any, recorded: Any, late: bool, nbytes: int) -> None:
         self._data = data
@@ -58,8 +58,8 @@ class DeviceBatch:
         self._late = late
         self.nbytes = nbytes
         self.timing: Timing | None = None
-        self.room_at = 0.0  # when there was room on the device
-        self.issued = 0.0  # when the copy had been issued
+        self.room_at = 0.0  # when there was room on the device, if that was waited for
+        self.stages: tuple[tuple[str, float], ...] = ()  # until its copy had been issued, each with its end
 
     def wait_copied(self) -> None:
         """Block until the copy has completed, asleep rather than spinning."""
@@ -196,10 +196,17 @@ class Transfer:
         """Whether a copy need not wait: the GPU is not too far behind."""
         return self._in_the_way() is None
 
-    def _wait_for_room(self) -> None:
-        """Sleep until the GPU is at most two batches behind the consumer."""
+    def _wait_for_room(self) -> float:
+        """Sleep until the GPU is at most two batches behind the consumer.
+
+        Returns:
+            When it was; 0 if nothing was waited for.
+        """
+        until = 0.0
         while (oldest := self._in_the_way()) is not None:
             oldest.synchronize()
+            until = time.monotonic()
+        return until
 
     def start(
         self,
@@ -220,15 +227,16 @@ class Transfer:
         """
         self.reap()
         with self._turn, stage("h2d", batch):
-            self._wait_for_room()
-            room_at = time.monotonic()
+            begun = time.monotonic()
+            room_at = self._wait_for_room()
             if self._stream is None:
                 copied = self._issue_whole(data, small, None)
             else:
                 # An interrupt halfway would leave the caller on the side stream.
                 with deferred_signals(), self._module.stream(self._stream):
                     copied = self._issue_whole(data, small, self._stream)
-        copied.room_at, copied.issued = room_at, time.monotonic()
+        copied.room_at = room_at
+        copied.stages = ("hand-over", begun), ("gpu", room_at), ("h2d", time.monotonic())
         with self._lock:
             self.batches += 1
             self.nbytes += copied.nbytes

@@ -44,7 +44,7 @@ class RowBatches:
         fetcher: Torch's, for which :meth:`serve` has found that this can be done. Its own ``fetch`` is compared with.
     """
 
-    __slots__ = ("_around", "_compared", "_dataset", "_differs", "_plain")
+    __slots__ = ("_around", "_collate_fn", "_compared", "_dataset", "_differs", "_plain")
 
     def __init__(self, fetcher: Any) -> None:
         self._dataset = fetcher.dataset
@@ -52,8 +52,9 @@ class RowBatches:
         self._differs = False
         self._around: Callable[[Any], Any] | None = None
         self._plain: Any = None  # a fetcher whose batches can be compared, if those of the fetcher cannot
+        self._collate_fn = fetcher.collate_fn
         if isinstance(around := fetcher.collate_fn, CollateAround):
-            self._around = around.around
+            self._around, self._collate_fn = around.around, around.collate_fn
             self._plain = type(fetcher)(fetcher.dataset, True, around.collate_fn, fetcher.drop_last)
 
     @classmethod
@@ -65,10 +66,9 @@ class RowBatches:
         collate_fn = fetcher.collate_fn
         if isinstance(collate_fn, CollateAround):
             collate_fn = collate_fn.collate_fn
-        if not fetcher.auto_collation or not stacks_into(collate_fn):
+        if not fetcher.auto_collation or not _runs_torchs(collate_fn):
             return None
-        own = all(getattr(vars(holder)[name], "__globals__", None) is vars(torch_dataset) for holder, name in _OWN)
-        return cls(fetcher) if own and _tensors_of(fetcher.dataset, ()) is not None else None
+        return cls(fetcher) if _tensors_of(fetcher.dataset, ()) is not None else None
 
     def make(self, fetch: Any, fetcher: Any, indices: Any) -> Any:
         """Make a batch.
@@ -81,7 +81,7 @@ class RowBatches:
         Returns:
             The batch; ``None`` if torch is to make it, or to raise its error.
         """
-        if self._differs or type(indices) is not list:
+        if self._differs or type(indices) is not list or not _runs_torchs(self._collate_fn):
             return None
         made: Any = _rows(self._dataset, indices)
         if made is None:
@@ -94,6 +94,12 @@ class RowBatches:
         return made if self._around is None else self._around(made)
 
 
+def _runs_torchs(collate_fn: Any) -> bool:
+    """Whether nothing but torch's own functions would run; what these are may change between two batches."""
+    own = all(getattr(vars(holder)[name], "__globals__", None) is vars(torch_dataset) for holder, name in _OWN)
+    return own and stacks_into(collate_fn)
+
+
 def _rows(dataset: Any, indices: list[int]) -> list[torch.Tensor] | None:
     if torch._C._len_torch_function_stack() or torch._C._len_torch_dispatch_stack():  # what watches each call
         return None
@@ -104,7 +110,10 @@ def _rows(dataset: Any, indices: list[int]) -> list[torch.Tensor] | None:
     if set(map(type, places)) != {int} or min(places) < 0 or max(places) >= min(len(tensor) for tensor in tensors):
         return None
     where = torch.tensor(places, device="cpu")
-    return [tensor.index_select(0, where) for tensor in tensors]
+    try:
+        return [tensor.index_select(0, where) for tensor in tensors]
+    except RuntimeError:  # not for each dtype that torch stacks
+        return None
 
 
 def _tensors_of(dataset: Any, indices: Sequence[int]) -> tuple[tuple[torch.Tensor, ...], Sequence[int]] | None:

@@ -401,8 +401,9 @@ _WAITS: Final = {"gpu": "for the GPU to end earlier steps"}
 def _figures(stats: Stats) -> list[str]:
     """The report's lines of figures."""
     size = stats.images / max(1, stats.batches)
+    each = f" of {'' if size.is_integer() else 'about '}{count(round(size), 'image')}" if stats.batches else ""
     took = f"{1e3 * size / stats.images_per_s:,.1f} ms each, " if stats.images_per_s else ""
-    rates = [f"{stats.batches:,} batches of {count(round(size), 'image')}, {took}{stats.images_per_s:,.0f} images/s"]
+    rates = [f"{stats.batches:,} batches{each}, {took}{stats.images_per_s:,.0f} images/s"]
     if consumer := stats.consumer_images_per_s:
         rates.append(f"the consumer by itself could take {max(consumer, stats.images_per_s):,.0f}")
     if loader := stats.loader_images_per_s:

@@ -122,7 +122,10 @@ class Meter:
             images: How many it has, if the shared counters do not say.
         """
         now = time.monotonic()
-        noted = self.shared.noted(batch) if self.shared is not None and batch is not None else None
+        if (here := self.worker_counters) is not None:  # made in this process just now
+            noted: Any = here.images, here.began, here.split, here.made
+        else:
+            noted = self.shared.noted(batch) if self.shared is not None and batch is not None else None
         self.images += noted[0] if noted is not None else images or self._batch_size
         self.batches += 1
         self.taken += 1
@@ -133,7 +136,9 @@ class Meter:
         self.waits_s += now - asked
         if now - asked > AT_ONCE_S:
             counts, took_s = self.counts, self._step_s + now - asked
-            stages = list(stages_after) if noted is None else [*_made(noted), *stages_after]
+            stages = list(stages_after)
+            if noted is not None:
+                stages[:0] = ("before", noted[1]), ("fetch", noted[2]), ("collate", noted[3])
             for stage, until in stages:
                 if until > asked:
                     end = min(until, now)
@@ -193,11 +198,6 @@ class Meter:
             self.worker_counters.close()
         if shared is not None:
             shared.close()
-
-
-def _made(noted: tuple[int, float, float, float]) -> list[tuple[str, float]]:
-    _, fetch, collate, made = noted
-    return [("before", fetch), ("fetch", collate), ("collate", made)]
 
 
 class NextData:

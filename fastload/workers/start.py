@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import functools
 import importlib.util
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 import torch
 import torch.utils.data.dataloader
@@ -54,6 +54,9 @@ if TYPE_CHECKING:
 
 TOO_SMALL = "larger than a slot"
 
+AT_ONCE_MAX: Final = 4
+"""Most tensors of a small batch that are copied one by one. In a slot all small ones are copied at once."""
+
 
 class Collate(CollateAround):
     """Collates samples in the worker, into a slot if possible.
@@ -76,6 +79,7 @@ class Collate(CollateAround):
         self.receiver = receiver
         self.slots = slots
         self._escapes = False  # tensors stacked into a slot were not found in the batch
+        self._was_small = False  # the last batch of this process, which may have needed no slot
 
     def around(self, batch: Any) -> HostBatch:  # noqa: D102
         return self(None, batch)
@@ -91,13 +95,14 @@ class Collate(CollateAround):
     def _into_slot(self, slots: SlotWriter, samples: Any, worker: int, data: Any) -> HostBatch:
         missed = NONE_FREE
         needed = needs = 0
-        stacks = data is None and not self._escapes and stacks_into(self.collate_fn)
+        stacks = data is None and not self._escapes and not self._was_small and stacks_into(self.collate_fn)
         if not stacks:
             data = self.collate_fn(samples) if data is None else data
             needed = packed_bytes(data)
             if not needed or _is_pinned(data):
                 return HostBatch(data, worker, self.receiver)
-            if needed <= AT_ONCE_MAX_BYTES and get_worker_info() is None and _is_pageable(data):
+            self._was_small = needed <= AT_ONCE_MAX_BYTES and get_worker_info() is None and _goes_along(data)
+            if self._was_small:
                 return HostBatch(data, worker, self.receiver, is_small=True)
             if unfilled.are_known():  # what is staged may need less
                 needed = 0
@@ -113,6 +118,7 @@ class Collate(CollateAround):
             try:
                 packed = packer.pack(collate_into(packer, samples) if stacks else data)
                 if packed.nbytes:
+                    self._was_small = packed.nbytes <= AT_ONCE_MAX_BYTES and get_worker_info() is None
                     return HostBatch(packed, worker, self.receiver, stamp)
                 data = packed.tree
             except CannotPackError as error:
@@ -156,16 +162,17 @@ def _is_pinned(data: Any) -> bool:
     return 0 < pinned == leaves
 
 
-def _is_pageable(data: Any) -> bool:
-    """Whether all tensors of a batch are such as slots take, in pageable memory."""
+def _goes_along(data: Any) -> bool:
+    """Whether a small batch has few tensors, all of them such as slots take, in pageable memory."""
     found: list[bool] = []
 
     def look(leaf: Any) -> Any:
-        found.append(not isinstance(leaf, torch.Tensor) or (is_packable(leaf) and not leaf.is_pinned()))
+        if isinstance(leaf, torch.Tensor):
+            found.append(is_packable(leaf) and not leaf.is_pinned())
         return leaf
 
     map_tensors(look, data)
-    return all(found)
+    return len(found) <= AT_ONCE_MAX and all(found) and torch.version.cuda is not None
 
 
 def route_of(loader: LoaderConfig[Any]) -> Route:

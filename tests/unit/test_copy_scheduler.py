@@ -22,7 +22,7 @@ WAIT_S = 30  # only ever waited for by a test that is about to fail
 class Copied(str):
     """Stands for a batch on the device: notes when it had room and was issued."""
 
-    room_at, issued = 3.0, 4.0
+    stages = ("hand-over", 2.0), ("gpu", 3.0), ("h2d", 4.0)
     waited = False
 
     def wait_copied(self):

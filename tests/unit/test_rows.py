@@ -14,6 +14,7 @@ import torch
 from backends import simulated
 from torch.overrides import TorchFunctionMode
 from torch.utils.data import DataLoader, StackDataset, Subset, TensorDataset, default_collate
+from torch.utils.data._utils.collate import default_collate_fn_map
 from torch.utils.data._utils.fetch import _MapDatasetFetcher
 
 from fastload import FastLoader
@@ -195,9 +196,9 @@ def test_rows_on_their_way_to_a_device(kind: str, monkeypatch: pytest.MonkeyPatc
     simulated.install(monkeypatch)
     around = mock.Mock(side_effect=Collate.around, autospec=True)
     monkeypatch.setattr(Collate, "around", lambda *given: around(*given))
-    is_small = kind in SERVED
-    dataset = SERVED[kind]() if is_small else TensorDataset(torch.rand(ROWS, ROW_MAX_BYTES // 4))
-    given: dict[str, Any] = {"batch_size": 2 if is_small else 7, "shuffle": True}
+    is_small = kind == "one"  # others have many tensors, or large ones
+    dataset = SERVED[kind]() if kind in SERVED else TensorDataset(torch.rand(ROWS, ROW_MAX_BYTES // 4))
+    given: dict[str, Any] = {"batch_size": 2 if kind in SERVED else 7, "shuffle": True}
     torch.manual_seed(7)
     want = [list(DataLoader(dataset, **given)) for _ in range(2)]
     torch.manual_seed(7)
@@ -220,3 +221,13 @@ def test_the_first_batches_that_go_into_slots_are_compared(monkeypatch: pytest.M
     assert same_bits(served.make(type(fetcher).fetch, fetcher, [3]).data[0], dataset.tensors[0][[3]])
     assert served.make(type(fetcher).fetch, fetcher, [4]) is None
     assert RowBatches.serve(fetcher_of(dataset, Collate(lambda samples: samples, 0))) is None
+
+
+def test_what_default_collate_runs_may_be_replaced_between_two_batches() -> None:
+    dataset = TensorDataset(torch.ones(ROWS, 3))
+    with FastLoader(dataset, batch_size=2, device="cpu") as loader:
+        iterator = iter(loader)
+        assert [next(iterator)[0].sum().item() for _ in range(COMPARED + 2)] == [6.0] * (COMPARED + 2)
+        with mock.patch.dict(default_collate_fn_map, {torch.Tensor: lambda batch, **_: -torch.stack(batch)}):
+            assert next(iterator)[0].sum().item() == -6.0
+        assert next(iterator)[0].sum().item() == 6.0

@@ -95,7 +95,10 @@ class RowBatches:
 
 
 def _runs_torchs(collate_fn: Any) -> bool:
-    """Whether nothing but torch's own functions would run; what these are may change between two batches."""
+    """Whether nothing but torch's own functions would run.
+
+    What these are may change between two batches.
+    """
     own = all(getattr(vars(holder)[name], "__globals__", None) is vars(torch_dataset) for holder, name in _OWN)
     return own and stacks_into(collate_fn)
 

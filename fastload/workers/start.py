@@ -163,7 +163,7 @@ def _is_pinned(data: Any) -> bool:
 
 
 def _goes_along(data: Any) -> bool:
-    """Whether a small batch has few tensors, all of them such as slots take, in pageable memory."""
+    """Whether a small batch has few tensors, all plain and pageable."""
     found: list[bool] = []
 
     def look(leaf: Any) -> Any:

@@ -1,4 +1,4 @@
-"""Small batches that this process makes for a device: without a slot, and how they are counted."""
+"""Small batches that this process makes for a device need no slot."""
 
 from __future__ import annotations
 
@@ -40,16 +40,17 @@ def test_few_tensors_need_no_slot(fields: int, collate_fn: Any) -> None:
         stats = loader.stats()
     assert torch.equal(torch.cat([batch["field 0"][:, 0] for batch in batches]), torch.arange(len(Rows())).float())
     assert stats.images == 2 * len(Rows())
+    tried = stats.slot_batches + sum(stats.missed.values())
     if fields > 1:
-        assert stats.slot_batches >= 2 * COUNT - 2
+        assert tried == 2 * COUNT
     else:
-        assert stats.slot_batches <= (collate_fn is None) * 2, "the first of an epoch is not known to be small"
+        assert tried <= (collate_fn is None) * 2, "the first of an epoch is not known to be small"
         assert "pin" not in stats.stages or stats.stages["pin"].count <= 2
 
 
 def test_the_loop_waits_for_what_takes_the_time() -> None:
     def collate(samples: list[Any]) -> Any:
-        time.sleep(0.002)
+        time.sleep(0.005)
         return default_collate(samples)
 
     with FastLoader(Rows(), BATCH, collate_fn=collate, device="cuda") as loader:
@@ -58,7 +59,7 @@ def test_the_loop_waits_for_what_takes_the_time() -> None:
                 pass
         stats = loader.stats()
     waited = stats.waited_for
-    assert waited["collate"] > 0.7 * stats.wait_s > 0.05, waited
+    assert waited["collate"] > max(0.25, 0.5 * stats.wait_s), waited
     assert stats.totals.get("behind_s", 0.0) == 0.0, "there is no GPU that could be behind"
     assert "gpu" not in waited
 

@@ -101,9 +101,8 @@ class Collate(CollateAround):
             needed = packed_bytes(data)
             if not needed or _is_pinned(data):
                 return HostBatch(data, worker, self.receiver)
-            self._was_small = needed <= AT_ONCE_MAX_BYTES and get_worker_info() is None and _goes_along(data)
-            if self._was_small:
-                return HostBatch(data, worker, self.receiver, is_small=True)
+            if (batch := self._small(data, needed, worker)) is not None:
+                return batch
             if unfilled.are_known():  # what is staged may need less
                 needed = 0
         try:
@@ -128,7 +127,16 @@ class Collate(CollateAround):
                 slots.give_back(stamp)
                 raise
             slots.give_back(stamp)
+        if data is None and get_worker_info() is None:
+            data = self.collate_fn(samples)
+            if (batch := self._small(data, packed_bytes(data), worker)) is not None:
+                return batch
         return self._unpacked(samples, worker, data, missed, needs)
+
+    def _small(self, data: Any, nbytes: int, worker: int) -> HostBatch | None:
+        """Return a batch of this process that needs no slot, if this is one."""
+        self._was_small = 0 < nbytes <= AT_ONCE_MAX_BYTES and get_worker_info() is None and _goes_along(data)
+        return HostBatch(data, worker, self.receiver, is_small=True) if self._was_small else None
 
     def _unpacked(self, samples: Any, worker: int, data: Any, missed: str | None = None, needs: int = 0) -> HostBatch:
         """Fill what is unfilled, and send the batch without a slot.

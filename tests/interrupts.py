@@ -58,7 +58,7 @@ class _Tracer:
         if event != "opcode":
             return self.step
         self.left -= 1
-        if self.left > 0 or frame.f_lasti in _before_enter(frame.f_code):
+        if self.left > 0 or self.is_done or _is_before_enter(frame):
             return self.step
         self.is_done = True
         outer: FrameType | None = frame
@@ -75,19 +75,39 @@ def _idle(frame: FrameType, _event: str, _arg: Any) -> None:
 
 
 @functools.lru_cache(None)
-def _before_enter(code: CodeType) -> frozenset[int]:
-    """Return from where on Python next handles signals after the call of a ``with`` statement's ``__enter__``."""
-    steps, found, after = list(dis.get_instructions(code)), set(), -1
+def _nexts(code: CodeType) -> dict[int, tuple[int, frozenset[str]]]:
+    """Say of each bytecode which one follows, and whether ``"enter"`` or ``"return"`` may come before signals are handled.
+
+    ``"enter"`` is the call of a ``with`` statement's ``__enter__``, after which they are.
+    """
+    found: dict[int, tuple[int, frozenset[str]]] = {}
+    steps, after = list(dis.get_instructions(code)), -1
     for before, step in reversed(list(zip([None, *steps], steps, strict=False))):
-        if step.opname in ("CALL", "CALL_KW", "CALL_FUNCTION_EX", "RESUME", "JUMP_BACKWARD"):
-            follows = before is not None and step.opname == "CALL" and before.opname == "LOAD_SPECIAL"
-        else:
-            goes_on = "RETURN" not in step.opname and "RAISE" not in step.opname and step.opname != "JUMP_FORWARD"
-            follows = (goes_on and after in found) or ("JUMP" in step.opname and step.argval in found)
-        if follows:
-            found.add(step.offset)
+        kinds: frozenset[str] = frozenset()
+        if "RETURN" in step.opname:
+            kinds = frozenset({"return"})
+        elif step.opname == "CALL" and before is not None and before.opname == "LOAD_SPECIAL":
+            kinds = frozenset({"enter"})
+        elif step.opname not in ("CALL", "CALL_KW", "CALL_FUNCTION_EX", "RESUME", "JUMP_BACKWARD"):
+            targets = [step.argval] if "JUMP" in step.opname else []
+            targets += [after] if step.opname != "JUMP_FORWARD" and "RAISE" not in step.opname else []
+            kinds = frozenset().union(*(found[target][1] for target in targets if target in found))
+        found[step.offset] = after, kinds
         after = step.offset
-    return frozenset(found)
+    return found
+
+
+def _is_before_enter(frame: FrameType) -> bool:
+    """Whether Python would next handle signals after the call of a ``with`` statement's ``__enter__``."""
+    outer: FrameType | None = frame
+    at = frame.f_lasti
+    while outer is not None:
+        _, kinds = _nexts(outer.f_code).get(at, (-1, frozenset()))
+        if "enter" in kinds or "return" not in kinds:
+            return "enter" in kinds
+        if (outer := outer.f_back) is not None:
+            at, _ = _nexts(outer.f_code).get(outer.f_lasti, (-1, frozenset()))
+    return False
 
 
 def interrupted_at_every_opcode(

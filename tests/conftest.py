@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import gc
+import multiprocessing
 import os
 import signal
 import sys
@@ -31,6 +32,10 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     # would do nothing there.
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
+
+# Python 3.14's default gives workers nothing that cannot be pickled, such as a test's local classes, and starts them in
+# seconds. Tests name it, or run programs that are given no start method.
+multiprocessing.set_start_method("fork")
 
 gc.disable()  # until tests are collected: what that makes stays
 

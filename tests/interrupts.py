@@ -3,11 +3,16 @@
 Raising from a trace function instead would be too strict: Python handles signals only after a call, at a function's
 start and at a loop's back edge. So ``with`` over a lock implemented in C is atomic, but not one over a
 :class:`threading.Condition`, whose ``__enter__`` is Python.
+
+Python 3.14 handles them after the call of a ``with`` statement's ``__enter__`` as well, and then skips ``__exit__``: a
+bug (gh-148874), which 3.15 mends. There, too, a signal that would land after that call comes one bytecode later here.
 """
 
 from __future__ import annotations
 
 import _thread
+import dis
+import functools
 import signal
 import sys
 import time
@@ -20,7 +25,7 @@ from fastload.torch_workers.signals import on_their_way
 
 if TYPE_CHECKING:
     from collections.abc import Callable
-    from types import FrameType
+    from types import CodeType, FrameType
 
 TESTS = str(Path(__file__).parent)
 S = TypeVar("S")
@@ -40,25 +45,69 @@ class _Tracer:
 
     def __init__(self, moment: int) -> None:
         self.left = moment
+        self.is_done = False
         self.pending = _Pending()
 
     def enter(self, frame: FrameType, _event: str, _arg: Any) -> Any:
-        if self.left == 0 or frame.f_code.co_filename.startswith(TESTS):
+        if self.is_done or frame.f_code.co_filename.startswith(TESTS):
             return None
         frame.f_trace_opcodes, frame.f_trace_lines = True, False
         return self.step
 
-    def step(self, frame: FrameType | None, event: str, _arg: Any) -> Any:
+    def step(self, frame: FrameType, event: str, _arg: Any) -> Any:
         if event != "opcode":
             return self.step
         self.left -= 1
-        if self.left:
+        if self.left > 0 or self.is_done or _is_before_enter(frame):
             return self.step
-        while frame is not None:  # else the signal would land in the next call of this function
-            frame.f_trace = None
-            frame = frame.f_back
+        self.is_done = True
+        outer: FrameType | None = frame
+        while outer is not None:  # else the signal would land in the next call of this function
+            outer.f_trace = None
+            outer = outer.f_back
         self.pending[signal.SIGINT]  # type: ignore[index]
         return None
+
+
+def _idle(frame: FrameType, _event: str, _arg: Any) -> None:
+    """Trace nothing, but let code go on reporting its bytecodes."""
+    frame.f_trace_opcodes = True
+
+
+@functools.lru_cache(None)
+def _nexts(code: CodeType) -> dict[int, tuple[int, frozenset[str]]]:
+    """Say of each bytecode which one follows, and what may come before signals are handled.
+
+    That is ``"return"``, or ``"enter"``, the call of a ``with`` statement's ``__enter__``, after which they are.
+    """
+    found: dict[int, tuple[int, frozenset[str]]] = {}
+    steps, after = list(dis.get_instructions(code)), -1
+    for before, step in reversed(list(zip([None, *steps], steps, strict=False))):
+        kinds: frozenset[str] = frozenset()
+        if "RETURN" in step.opname:
+            kinds = frozenset({"return"})
+        elif step.opname == "CALL" and before is not None and before.opname == "LOAD_SPECIAL":
+            kinds = frozenset({"enter"})
+        elif step.opname not in ("CALL", "CALL_KW", "CALL_FUNCTION_EX", "RESUME", "JUMP_BACKWARD"):
+            targets = [step.argval] if "JUMP" in step.opname else []
+            targets += [after] if step.opname != "JUMP_FORWARD" and "RAISE" not in step.opname else []
+            kinds = frozenset().union(*(found[target][1] for target in targets if target in found))
+        found[step.offset] = after, kinds
+        after = step.offset
+    return found
+
+
+def _is_before_enter(frame: FrameType) -> bool:
+    """Whether Python would next handle signals after the call of a ``with`` statement's ``__enter__``."""
+    outer: FrameType | None = frame
+    at = frame.f_lasti
+    while outer is not None:
+        _, kinds = _nexts(outer.f_code).get(at, (-1, frozenset()))
+        if "enter" in kinds or "return" not in kinds:
+            return "enter" in kinds
+        if (outer := outer.f_back) is not None:
+            at, _ = _nexts(outer.f_code).get(outer.f_lasti, (-1, frozenset()))
+    return False
 
 
 def interrupted_at_every_opcode(
@@ -89,6 +138,7 @@ def interrupted_at_every_opcode(
     stride = effort.stride() if stride is None else stride
     handler, tracing = signal.signal(signal.SIGINT, signal.default_int_handler), sys.gettrace()
     # From Python 3.12 on, code reports its bytecodes only if it was traced before: an uninterrupted run comes first.
+    # From 3.13 on, a frame that does not ask for them ends that.
     untraced = [at_most] if sys.version_info >= (3, 12) else []
     try:
         for moment in (*untraced, *range(1, at_most, stride)):
@@ -97,13 +147,13 @@ def interrupted_at_every_opcode(
             try:
                 sys.settrace(tracer.enter)
                 act(subject)
-                sys.settrace(None)  # a call: a pending signal is still handled here
+                sys.settrace(_idle)  # a call: a pending signal is still handled here
                 while on_their_way:  # from a finalizer, to be raised here
                     time.sleep(0.001)
             except KeyboardInterrupt:
                 interrupted = True
             finally:
-                sys.settrace(None)
+                sys.settrace(_idle)
             check(subject, interrupted)
             if untraced:
                 untraced.clear()

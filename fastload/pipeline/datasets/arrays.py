@@ -163,11 +163,12 @@ def copied_value(value: Any, spares: list[Any]) -> Any:
     """Copy a value, so that later writes don't affect it."""
     if _is_constant(value):
         return value
-    for spare in spares:
-        # New memory costs more than the copy. The list, this name and the call make three references.
-        if _is_like(spare, value) and sys.getrefcount(spare) == 3:
-            np.copyto(_as_array(spare), _as_array(value))
-            return spare
+    for at in range(len(spares)):
+        # New memory costs more than the copy. The list and the call make two references; a name's would differ from
+        # Python to Python, as 3.14 borrows it for a call.
+        if _is_like(spares[at], value) and sys.getrefcount(spares[at]) == 2:
+            np.copyto(_as_array(spares[at]), _as_array(value))
+            return spares[at]
     return value.clone() if isinstance(value, torch.Tensor) else copy.copy(value)  # copy.copy shares a tensor's memory
 
 

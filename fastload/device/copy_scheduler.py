@@ -202,7 +202,8 @@ class CopyScheduler:
     def _opened(self, batch: HostBatch) -> Arrival:
         arrived = time.monotonic()
         arrival = self._open(batch)
-        arrival.borrowed = self._borrows and arrival.lease is None and count_pinned(batch.data)[0] > 0
+        may_borrow = self._borrows and arrival.lease is None and not batch.is_small
+        arrival.borrowed = may_borrow and count_pinned(batch.data)[0] > 0
         arrival.arrived, arrival.opened = arrived, time.monotonic()
         if self._pin and arrival.lease is None and not batch.is_small:
             self.pinned += 1

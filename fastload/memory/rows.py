@@ -63,12 +63,10 @@ class RowBatches:
         kind: Any = type(fetcher)
         if kind is not torch_fetch._MapDatasetFetcher or kind.fetch.__globals__ is not vars(torch_fetch):
             return None
-        collate_fn = fetcher.collate_fn
-        if isinstance(collate_fn, CollateAround):
-            collate_fn = collate_fn.collate_fn
-        if not fetcher.auto_collation or not _runs_torchs(collate_fn):
+        made = cls(fetcher)
+        if not fetcher.auto_collation or not _runs_torchs(made._collate_fn):
             return None
-        return cls(fetcher) if _tensors_of(fetcher.dataset, ()) is not None else None
+        return made if _tensors_of(fetcher.dataset, ()) is not None else None
 
     def make(self, fetch: Any, fetcher: Any, indices: Any) -> Any:
         """Make a batch.

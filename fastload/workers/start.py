@@ -56,7 +56,7 @@ if TYPE_CHECKING:
 
 TOO_SMALL = "larger than a slot"
 
-AT_ONCE_MAX: Final = 4
+AT_ONCE_MAX_TENSORS: Final = 4
 """Most tensors of a small batch that are copied one by one. In a slot all small ones are copied at once."""
 
 
@@ -81,7 +81,6 @@ class Collate(CollateAround):
         self.receiver = receiver
         self.slots = slots
         self._escapes = False  # tensors stacked into a slot were not found in the batch
-        self._was_small = False  # the last batch of this process, which may have needed no slot
 
     def around(self, batch: Any) -> HostBatch:  # noqa: D102
         return self(None, batch)
@@ -97,14 +96,14 @@ class Collate(CollateAround):
     def _into_slot(self, slots: SlotWriter, samples: Any, worker: int, data: Any) -> HostBatch:
         missed = NONE_FREE
         needed = needs = 0
-        stacks = data is None and not self._escapes and not self._was_small and stacks_into(self.collate_fn)
+        stacks = data is None and not self._escapes and stacks_into(self.collate_fn)
         if not stacks:
             data = self.collate_fn(samples) if data is None else data
             needed = packed_bytes(data)
-            if not needed or _is_pinned(data):
-                return HostBatch(data, worker, self.receiver)
             if (batch := self._small(data, needed, worker)) is not None:
                 return batch
+            if not needed or _is_pinned(data):
+                return HostBatch(data, worker, self.receiver)
             if unfilled.are_known():  # what is staged may need less
                 needed = 0
         try:
@@ -119,7 +118,6 @@ class Collate(CollateAround):
             try:
                 packed = packer.pack(collate_into(packer, samples) if stacks else data)
                 if packed.nbytes:
-                    self._was_small = packed.nbytes <= AT_ONCE_MAX_BYTES and get_worker_info() is None
                     return HostBatch(packed, worker, self.receiver, stamp)
                 data = packed.tree
             except CannotPackError as error:
@@ -137,8 +135,8 @@ class Collate(CollateAround):
 
     def _small(self, data: Any, nbytes: int, worker: int) -> HostBatch | None:
         """Return a batch of this process that needs no slot, if this is one."""
-        self._was_small = 0 < nbytes <= AT_ONCE_MAX_BYTES and get_worker_info() is None and _goes_along(data)
-        return HostBatch(data, worker, self.receiver, is_small=True) if self._was_small else None
+        is_small = 0 < nbytes <= AT_ONCE_MAX_BYTES and get_worker_info() is None and _goes_along(data)
+        return HostBatch(data, worker, self.receiver, is_small=True) if is_small else None
 
     def _unpacked(self, samples: Any, worker: int, data: Any, missed: str | None = None, needs: int = 0) -> HostBatch:
         """Fill what is unfilled, and send the batch without a slot.
@@ -182,7 +180,7 @@ def _goes_along(data: Any) -> bool:
         return leaf
 
     map_tensors(look, data)
-    return len(found) <= AT_ONCE_MAX and all(found) and torch.version.cuda is not None
+    return len(found) <= AT_ONCE_MAX_TENSORS and all(found) and torch.version.cuda is not None
 
 
 def route_of(loader: LoaderConfig[Any]) -> Route:

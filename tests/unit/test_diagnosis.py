@@ -128,6 +128,16 @@ def test_a_verdict_is_one_sentence_and_its_figures_follow():
     assert any(line.strip().startswith("the loop waited 9.00 s of 10.00: fetch 9.00") for line in figures)
 
 
+def test_the_line_of_rates_names_no_size_that_no_batch_has_and_no_consumer_slower_than_the_loop(monkeypatch):
+    seen = report(CASES["storage"][0]).stats
+    uneven = replace(seen, images=seen.images + 1)
+    assert f"batches of about {round(uneven.images / uneven.batches)} images" in str(report(uneven))
+    assert " of about " not in str(report(seen))
+    assert "0 batches, 0 images/s" in str(report(make_stats(Totals())))
+    monkeypatch.setattr(type(seen), "consumer_images_per_s", 1.0)
+    assert f"the consumer by itself could take {seen.images_per_s:,.0f}" in str(report(seen))
+
+
 def test_batches_that_wait_for_a_core_on_their_way_are_not_the_way():
     """An overloaded machine had fetches of 51 ms, collates of 10 ms, and verdict collate/IPC.
 

@@ -231,3 +231,8 @@ def test_what_default_collate_runs_may_be_replaced_between_two_batches() -> None
         with mock.patch.dict(default_collate_fn_map, {torch.Tensor: lambda batch, **_: -torch.stack(batch)}):
             assert next(iterator)[0].sum().item() == -6.0
         assert next(iterator)[0].sum().item() == 6.0
+
+
+def test_a_dtype_of_which_torch_selects_no_rows_is_left_to_torch() -> None:
+    dataset = TensorDataset(torch.arange(ROWS, dtype=torch.uint8)[:, None].view(torch.quint8))
+    assert makes(fetcher_of(dataset), [1, 2]) is None

@@ -71,6 +71,17 @@ def test_small_batches_of_this_process_need_no_slot(batch, is_small, monkeypatch
     assert made.worker == 3
 
 
+def test_no_batch_is_small_that_a_copy_may_read_later(monkeypatch):
+    """Pinned memory is read after the call; what other devices than CUDA's do with pageable memory is not known."""
+    collate = Collate(lambda _: [torch.zeros(5), torch.zeros(6)], 0, NoSlot())
+    assert collate([1]).is_small
+    with monkeypatch.context() as patched:
+        patched.setattr(torch.Tensor, "is_pinned", lambda tensor: len(tensor) == 5)
+        assert not collate([1]).is_small
+    monkeypatch.setattr(torch.version, "cuda", None)
+    assert not collate([1]).is_small
+
+
 def test_collate_lets_the_users_errors_through():
     def fail(samples):
         raise LookupError("mine")

@@ -72,7 +72,7 @@ def test_small_batches_of_this_process_need_no_slot(batch, is_small, monkeypatch
 
 
 def test_no_batch_is_small_that_a_copy_may_read_later(monkeypatch):
-    """Pinned memory is read after the call; what other devices than CUDA's do with pageable memory is not known."""
+    """Pinned memory is read after the call, as pageable memory may be without CUDA."""
     collate = Collate(lambda _: [torch.zeros(5), torch.zeros(6)], 0, NoSlot())
     assert collate([1]).is_small
     with monkeypatch.context() as patched:

@@ -60,10 +60,10 @@ def _copy(recorder: CallRecorder, func: Any, args: tuple[Any, ...], kwargs: dict
     """
     tensor = args[0]
     memory = deferred_memory.memory_of(tensor)
-    if memory is None or type(tensor) is not torch.Tensor or tensor.requires_grad or not like.is_contiguous():
+    if memory is None or type(tensor) is not torch.Tensor or tensor.requires_grad:
         return NotImplemented
     content = memory.content
-    if not isinstance(content, Content) or tensor.dtype != content.table.dtype or not tensor.numel():
+    if not isinstance(content, Content) or tensor.dtype != content.table.dtype:
         return NotImplemented
     part = _part_in_order(tensor, content)
     if part is None:
@@ -87,7 +87,7 @@ def _part_in_order(tensor: torch.Tensor, content: Content) -> Content | None:
     count = 1
     if dims and dims[0][1] == size:
         (count, _), *dims = dims
-    if image + count > len(content.images) or first + sum((n - 1) * stride for n, stride in dims) >= size:
+    if first + sum((n - 1) * stride for n, stride in dims) >= size:
         return None
     chosen = part_of(content, range(image, image + count), (0, 0, height, width))
     return None if chosen is None else replace(chosen, axes=tuple(dims) or ((1, 1),), first=first)

@@ -10,6 +10,7 @@ import torch
 from deferred_images import SIDE, deferred, expected, fill_of, of_levels, pending, table
 from photos import jpeg, pixels
 from torch.utils.data import default_collate
+from torchvision import tv_tensors
 
 from fastload import _core
 from fastload._compare import same_bits
@@ -22,6 +23,8 @@ from fastload.memory import unfilled
 
 DATA, SIZE = jpeg(0), (120, 90)
 PATCH = 6
+VALUES = SIDE * SIDE * 3
+"""Of an image."""
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -161,18 +164,62 @@ def test_a_later_change_of_the_images_is_not_theirs():
     assert same_bits(again, patches(like * 2))
 
 
-def test_changes_and_other_functions_are_torchs():
-    of = images()
-    x, like = deferred(of), expected(of)
+class Sub(torch.Tensor):
+    """A user's type."""
+
+
+def wrapped(x):
+    """Patches of torchvision's image, which is to return its own type."""
+    with tv_tensors.set_return_type("TVTensor"):
+        return x.as_subclass(tv_tensors.Image).permute(0, 2, 3, 1).reshape(2, -1)
+
+
+ODD = {
+    "another dtype": lambda x: patches(x).to(torch.bfloat16),
+    "a constant in a part": lambda x: patches(x).index_fill_(1, torch.tensor(3), 5.0),
+    "a constant in a row": lambda x: put(patches(x), 0, 5.0),
+    "patches in a part": lambda x: put(patches(x), 0, patches(x)[1]),
+    "changes in place": lambda x: patches(x).fill_(3).add_(1),
+    "a view as other numbers": lambda x: x.view(torch.int32).permute(0, 2, 3, 1).reshape(-1),
+    "a copy of a copy": lambda x: patches(x).permute(0, 2, 1).reshape(2, -1).contiguous(),
+    "parts of two images": lambda x: (
+        x.flatten()[7 : 7 + SIDE * SIDE * 3].view(SIDE, SIDE, 3).permute(2, 0, 1).reshape(-1)
+    ),
+    "parts of two images, far apart": lambda x: (
+        x.as_strided((2, 5), (SIDE * SIDE * 3 - 2, 1), 9).reshape(-1, 1).contiguous()
+    ),
+    "of two dtypes": lambda x: torch.cat([patches(x), patches(deferred(images(dtype=torch.float64)))]),
+    "of another type": lambda x: torch.cat([patches(x).as_subclass(Sub)] * 2),
+    "of its own type": wrapped,
+    "side by side": lambda x: torch.cat([patches(x), patches(x)], dim=1),
+    "stacked last": lambda x: torch.stack([patches(x)[0], patches(x)[0]], dim=-1),
+    "stacked first": lambda x: torch.stack([patches(x)[0], patches(x)[1]], dim=-3),
+    "into another": lambda x: torch.cat([patches(x), patches(x)], out=torch.empty(0)),
+    "beside others": lambda x: torch.cat([patches(x), torch.ones(1, 64, 216)]),
+}
+
+
+def put(tensor, index, value):
+    """Assign and return."""
+    tensor[index] = value
+    return tensor
+
+
+@pytest.mark.parametrize("name", ODD)
+def test_other_calls_are_torchs(name):
+    call, of = ODD[name], images()
     watching = recorder.CallRecorder()
     with watching:
-        made = patches(x)
-        half = made.to(torch.bfloat16)
-        made[0, 3] = 5.0
-        made.zero_().add_(1)
-    assert watching.painted_by
-    assert same_bits(half, patches(like).to(torch.bfloat16))
-    assert same_bits(made, torch.ones_like(made))
+        for known in ("patches", "turned", "stacked"):  # which are not compared any more then
+            for _ in range(recorder.COMPARED):
+                CALLS[known](deferred(of))
+                torch.cat([patches(deferred(of))] * 2)
+        made = call(deferred(of))
+    theirs = call(expected(of))
+    assert type(made) is type(theirs)
+    assert (made.shape, made.stride(), made._version) == (theirs.shape, theirs.stride(), theirs._version)
+    assert same_bits(made.as_subclass(torch.Tensor), theirs.as_subclass(torch.Tensor))
+    assert not watching.is_off
 
 
 def test_default_collate_joins_them():

@@ -161,7 +161,7 @@ class Content:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Rearranged:
-    """What a whole tensor holds that is no stack of images: their values in another order.
+    """What a whole tensor holds: values of images in another order.
 
     Attributes:
         parts: What lies one behind the other, each with ``axes``; of one dtype.
@@ -197,7 +197,11 @@ class Rearranged:
         return self._made[0]
 
     def within(self, begin: int, nbytes: int) -> Rearranged | None:
-        """Return what some of its bytes hold; ``None`` if they are not those of whole images."""
+        """Return what some of its bytes hold.
+
+        Returns:
+            ``None`` if they are not those of whole images.
+        """
         chosen = []
         for part in self.parts:
             size = part.nbytes // len(part.images)

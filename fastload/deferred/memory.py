@@ -116,7 +116,11 @@ def part_of_memory(tensor: torch.Tensor) -> tuple[_core.DeferredMemory, Content,
 
 
 def rearranged_of(tensor: torch.Tensor) -> Rearranged | None:
-    """Return what a tensor is to hold that is no stack of images; ``None`` in other or painted memory."""
+    """Return what a tensor is to hold, if that is no stack of images.
+
+    Returns:
+        ``None`` in other or painted memory, too.
+    """
     memory = memory_of(tensor)
     if memory is None or isinstance(memory.content, Content):
         return None

@@ -1,4 +1,7 @@
-"""Record calls that put deferred tensors' values in another order, as patches of an image, and join these."""
+"""Record calls that put deferred tensors' values in another order.
+
+So image processors make patches of images, which they join.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +25,7 @@ _T: Final[Any] = torch.Tensor
 
 
 def _reshape(recorder: CallRecorder, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """A view, where torch makes one; else a copy of a view in the order of its dimensions."""
+    """A view, where torch makes one; else a copy in the order of its dimensions."""
     if not args or type(args[0]) not in (torch.Tensor, tv_tensors.Image):
         return NotImplemented
     tensor = args[0]
@@ -38,7 +41,7 @@ def _reshape(recorder: CallRecorder, func: Any, args: tuple[Any, ...], kwargs: d
 
 
 def _contiguous(recorder: CallRecorder, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """A tensor without gaps as it is; a copy of a view that is no part of images."""
+    """A tensor without gaps as it is; a copy of other views than parts of images."""
     if len(args) != 1 or kwargs:
         return NotImplemented
     if args[0].is_contiguous():
@@ -79,7 +82,11 @@ def _copy(recorder: CallRecorder, func: Any, args: tuple[Any, ...], kwargs: dict
 
 
 def _part_in_order(tensor: torch.Tensor, content: Content) -> Content | None:
-    """Return the images that a view is of, with its dimensions; ``None`` if it takes different parts of them."""
+    """Return the images that a view is of, with its dimensions.
+
+    Returns:
+        ``None`` if it takes different parts of them.
+    """
     height, width = content.image_size
     size = 3 * height * width
     image, first = divmod(int(tensor.storage_offset()), size)

@@ -127,10 +127,16 @@ std::shared_ptr<TensorProgram> tensor_program(const std::vector<std::shared_ptr<
   return program;
 }
 
+void require_plain(const TensorProgram& program) {
+  if (!program.axes.empty() || !program.parts.empty())
+    throw nb::value_error("a program must have no axes and no parts");
+}
+
 // The same with other images from the place `first` on, which have these fills, and with other values of all levels.
 std::shared_ptr<TensorProgram> with_images(const TensorProgram& program, std::size_t first,
                                            const std::vector<std::shared_ptr<ImageProgram>>& images,
                                            const ValueTable& table, const std::vector<FillFields>& fills) {
+  require_plain(program);
   const std::size_t count = program.images.size();
   if (first > count || images.size() > count - first) throw nb::value_error("there are no such images");
   auto made = std::make_shared<TensorProgram>(program);
@@ -147,6 +153,7 @@ std::shared_ptr<TensorProgram> with_images(const TensorProgram& program, std::si
 
 // The same images without fills and with other values of their levels.
 std::shared_ptr<TensorProgram> with_values(const TensorProgram& program, const ValueTable& table) {
+  require_plain(program);
   auto made = std::make_shared<TensorProgram>();
   made->images = program.images;
   made->height = program.height;
@@ -171,7 +178,7 @@ nb::bytes paint(const TensorProgram& program, const Memory& out) {
   {
     nb::gil_scoped_release release;
     for (std::size_t i = 0; i < statuses.size(); ++i) {
-      statuses[i] = program.paint(i, out.data() + i * program.image_bytes());
+      statuses[i] = program.paint(i, out.data() + program.place_of(i));
     }
   }
   return bytes_of(statuses);
@@ -192,20 +199,54 @@ nb::bytes write(const TensorProgram& program, int file, std::int64_t offset) {
   return bytes_of(statuses);
 }
 
-void require_levels_of(const TensorProgram& program, std::size_t image, const ConstArray& levels) {
+void require_levels_of(const TensorProgram& whole, std::size_t image, const ConstArray& levels) {
+  if (image >= whole.images.size()) throw nb::value_error("there is no such image");
+  const TensorProgram& program = whole.owner_of(image);
   const bool fits = levels.shape(0) == static_cast<std::size_t>(program.height) &&
                     levels.shape(1) == static_cast<std::size_t>(program.width) && levels.shape(2) == 3;
   if (!fits || levels.stride(2) != 1 || levels.stride(1) != 3 || levels.stride(0) != std::int64_t{3} * program.width) {
     throw nb::value_error("levels must be the image's, HWC without gaps");
   }
-  if (image >= program.images.size()) throw nb::value_error("there is no such image");
 }
 
 void paint_levels(const TensorProgram& program, std::size_t image, const ConstArray& levels, const Memory& out) {
   require_levels_of(program, image, levels);
-  if (out.size() != program.image_bytes()) throw nb::value_error("out must be as large as an image");
+  if (out.size() != program.place_of(image + 1) - program.place_of(image)) {
+    throw nb::value_error("out must be as large as an image");
+  }
   nb::gil_scoped_release release;
-  program.paint_levels(image, levels.data(), out.data());
+  if (program.paint_levels(image, levels.data(), out.data()) != Status::ok) throw std::bad_alloc();
+}
+
+// The program's images, each in the order of dimensions (size, stride in values), the outermost first, from `first` on.
+std::shared_ptr<TensorProgram> in_order(const TensorProgram& program,
+                                        const std::vector<std::pair<std::size_t, std::size_t>>& axes,
+                                        std::size_t first) {
+  require_plain(program);
+  auto made = std::make_shared<TensorProgram>(program);
+  made->first = first;
+  const std::size_t values = program.image_bytes() / program.value_bytes;
+  bool is_inside = first < values && !axes.empty();
+  for (const auto& [size, stride] : axes) {
+    is_inside = is_inside && size > 0 && (size == 1 || stride <= (values - 1 - first) / (size - 1));
+    if (!is_inside) break;
+    first += (size - 1) * stride;
+    made->axes.push_back({size, stride});
+  }
+  if (!is_inside) throw nb::value_error("dimensions must be those of an image's values");
+  return made;
+}
+
+// What the programs describe, one behind the other.
+std::shared_ptr<TensorProgram> in_parts(const std::vector<std::shared_ptr<TensorProgram>>& programs) {
+  auto whole = std::make_shared<TensorProgram>();
+  for (const auto& part : programs) {
+    if (!part->parts.empty()) throw nb::value_error("a part must have no parts");
+    whole->value_bytes = part->value_bytes;
+    whole->images.insert(whole->images.end(), part->images.begin(), part->images.end());
+    whole->parts.push_back(part);
+  }
+  return whole;
 }
 
 // The program of a tensor that holds these ones' images, one behind the other.
@@ -418,6 +459,8 @@ void bind_deferred(nb::module_& m) {
       .def_prop_ro("nbytes", &TensorProgram::nbytes)
       .def("with_values", &with_values, "table"_a.noconvert())
       .def("with_images", &with_images, "first"_a, "images"_a, "table"_a.noconvert(), "fills"_a)
+      .def("in_order", &in_order, "axes"_a, "first"_a)
+      .def_static("in_parts", &in_parts, "programs"_a)
       .def_static("joined", &joined, "programs"_a, "planar"_a)
       .def("paint", &paint, "out"_a.noconvert())
       .def("write", &write, "file"_a, "offset"_a = 0)

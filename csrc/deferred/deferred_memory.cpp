@@ -367,7 +367,7 @@ void paint_for_access(Slot& slot) {
   std::uint8_t* pages = pages_for(slot);
   Status status = pages == nullptr ? Status::unsupported : Status::ok;
   for (std::size_t i = 0; i < program.images.size() && status == Status::ok; ++i) {
-    std::uint8_t* out = pages + i * program.image_bytes();
+    std::uint8_t* out = pages + program.place_of(i);
     status = program.paint(i, out);
     if (status != Status::ok) status = paint_elsewhere(program, i, out);
   }
@@ -601,9 +601,9 @@ std::vector<Status> DeferredMemory::paint(const std::vector<const std::uint8_t*>
   std::uint8_t* pages = pages_for(*slot_);
   bool complete = pages != nullptr;
   for (std::size_t i = 0; i < statuses.size() && pages != nullptr; ++i) {
-    std::uint8_t* out = pages + i * program.image_bytes();
+    std::uint8_t* out = pages + program.place_of(i);
     if (i < levels.size() && levels[i] != nullptr) {
-      program.paint_levels(i, levels[i], out);
+      statuses[i] = program.paint_levels(i, levels[i], out);
     } else {
       statuses[i] = program.paint(i, out);
       complete = complete && statuses[i] == Status::ok;

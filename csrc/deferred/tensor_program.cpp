@@ -54,13 +54,106 @@ void fill(const TensorProgram& program, const TensorProgram::Fill& fill, std::ui
   if (!program.planar) fill_rows(pixel.data(), 3 * bytes, columns, rows, 3 * width * bytes, out + 3 * first * bytes);
 }
 
-}  // namespace
-
-std::size_t TensorProgram::image_bytes() const {
-  return 3 * static_cast<std::size_t>(height) * static_cast<std::size_t>(width) * value_bytes;
+// The dimensions without those of size 1; two that lie one behind the other are one.
+std::vector<TensorProgram::Axis> fewest(const std::vector<TensorProgram::Axis>& axes) {
+  std::vector<TensorProgram::Axis> kept;
+  for (const TensorProgram::Axis& axis : axes) {
+    if (axis.size == 1) continue;
+    if (!kept.empty() && kept.back().stride == axis.size * axis.stride) {
+      kept.back() = {kept.back().size * axis.size, axis.stride};
+    } else {
+      kept.push_back(axis);
+    }
+  }
+  return kept;
 }
 
-void TensorProgram::paint_levels(std::size_t image, const std::uint8_t* levels, void* out) const {
+// Copies values in the order of the axes. Returns where those behind belong.
+template <class Value>
+std::uint8_t* reorder(const TensorProgram::Axis* axis, const TensorProgram::Axis* end, const Value* from,
+                      std::uint8_t* out) {
+  if (axis == end || (axis + 1 == end && axis->stride == 1)) {
+    const std::size_t bytes = (axis == end ? 1 : axis->size) * sizeof(Value);
+    std::memcpy(out, from, bytes);
+    return out + bytes;
+  }
+  if (axis + 1 == end) {
+    for (std::size_t i = 0; i < axis->size; ++i)
+      std::memcpy(out + i * sizeof(Value), from + i * axis->stride, sizeof(Value));
+    return out + axis->size * sizeof(Value);
+  }
+  for (std::size_t i = 0; i < axis->size; ++i) out = reorder(axis + 1, end, from + i * axis->stride, out);
+  return out;
+}
+
+// For an image's values in their own order.
+AlignedBuffer& thread_values() {
+  static thread_local AlignedBuffer buffer;
+  return buffer;
+}
+
+template <class Value>
+void reorder(const TensorProgram& program, const std::uint8_t* values, void* out) {
+  const auto axes = fewest(program.axes);
+  const auto* from = reinterpret_cast<const Value*>(values) + program.first;
+  reorder(axes.data(), axes.data() + axes.size(), from, static_cast<std::uint8_t*>(out));
+}
+
+}  // namespace
+
+const TensorProgram& TensorProgram::owner_of(std::size_t& image) const {
+  for (const auto& part : parts) {
+    if (image < part->images.size()) return *part;
+    image -= part->images.size();
+  }
+  return *this;
+}
+
+std::size_t TensorProgram::image_bytes() const {
+  std::size_t count = axes.empty() ? values() : 1;
+  for (const Axis& axis : axes) count *= axis.size;
+  return count * value_bytes;
+}
+
+std::size_t TensorProgram::place_of(std::size_t image) const {
+  if (parts.empty()) return image * image_bytes();
+  std::size_t place = 0;
+  for (const auto& part : parts) {
+    if (image < part->images.size()) return place + part->place_of(image);
+    image -= part->images.size();
+    place += part->nbytes();
+  }
+  return place;
+}
+
+template <class Paint>
+Status TensorProgram::in_order(void* out, const Paint& paint) const {
+  if (axes.empty()) return paint(out);
+  try {
+    std::uint8_t* const made = thread_values().require(values() * value_bytes);
+    const Status status = paint(made);
+    if (status != Status::ok) return status;
+    switch (value_bytes) {
+      case 1: reorder<std::uint8_t>(*this, made, out); break;
+      case 2: reorder<std::uint16_t>(*this, made, out); break;
+      case 4: reorder<std::uint32_t>(*this, made, out); break;
+      default: reorder<std::uint64_t>(*this, made, out);
+    }
+    return Status::ok;
+  } catch (const std::bad_alloc&) {
+    return Status::unsupported;
+  }
+}
+
+Status TensorProgram::paint_levels(std::size_t image, const std::uint8_t* levels, void* out) const {
+  const TensorProgram& owner = owner_of(image);
+  return owner.in_order(out, [&](void* made) {
+    owner.paint_values(image, levels, made);
+    return Status::ok;
+  });
+}
+
+void TensorProgram::paint_values(std::size_t image, const std::uint8_t* levels, void* out) const {
   LookUpJob job;
   job.levels = levels;
   job.images = 1;
@@ -103,6 +196,11 @@ Status TensorProgram::paint_whole(std::size_t image, const std::uint8_t* pixels,
 }
 
 Status TensorProgram::paint_input(std::size_t image, const Input& input, void* out) const {
+  const TensorProgram& owner = owner_of(image);
+  return owner.in_order(out, [&](void* made) { return owner.paint_values(image, input, made); });
+}
+
+Status TensorProgram::paint_values(std::size_t image, const Input& input, void* out) const {
   static thread_local std::vector<std::uint8_t> levels;
   try {
     const bool at_once = keeps_levels && !planar;
@@ -121,7 +219,7 @@ Status TensorProgram::paint_input(std::size_t image, const Input& input, void* o
     if (at_once) {
       paint_fills(image, out);
     } else {
-      paint_levels(image, pixels, out);
+      paint_values(image, pixels, out);
     }
     return Status::ok;
   } catch (const std::bad_alloc&) {
@@ -131,6 +229,13 @@ Status TensorProgram::paint_input(std::size_t image, const Input& input, void* o
 
 int TensorProgram::write(int file, std::int64_t offset, Status* statuses) const {
   static thread_local AlignedBuffer buffer;
+  for (const auto& part : parts) {
+    const int error = part->write(file, offset, statuses);
+    if (error != 0) return error;
+    statuses += part->images.size();
+    offset += static_cast<std::int64_t>(part->nbytes());
+  }
+  if (!parts.empty()) return 0;
   const std::size_t bytes = image_bytes(), at_once = std::max<std::size_t>(1, kWriteBytes / bytes);
   try {
     std::uint8_t* const values = buffer.require(std::min(at_once, images.size()) * bytes);
@@ -148,6 +253,7 @@ int TensorProgram::write(int file, std::int64_t offset, Status* statuses) const 
 }
 
 bool append(const TensorProgram& program, TensorProgram& to) {
+  if (!program.axes.empty() || !program.parts.empty() || !to.axes.empty() || !to.parts.empty()) return false;
   if (program.height != to.height || program.width != to.width || program.pass_rule != to.pass_rule ||
       program.value_bytes != to.value_bytes || program.table != to.table) {
     return false;

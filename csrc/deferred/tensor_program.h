@@ -47,6 +47,11 @@ struct TensorProgram {
     std::array<std::array<std::uint8_t, 8>, 3> values{};
   };
 
+  // A dimension of what an image becomes in another order; the stride is in values.
+  struct Axis {
+    std::size_t size = 1, stride = 0;
+  };
+
   std::vector<std::shared_ptr<const ImageProgram>> images;
   int height = 0, width = 0;
   PassRule pass_rule = PassRule::horizontal_first;
@@ -55,27 +60,48 @@ struct TensorProgram {
   bool keeps_levels = false;        // the values are the levels
   bool planar = true;               // channels are outermost within an image, else innermost
   std::vector<Fill> fills;          // in order
+  // If not empty, an image becomes this of its values, the outermost dimension first: parts of them in another order,
+  // or several times. `first` is where it begins.
+  std::vector<Axis> axes;
+  std::size_t first = 0;
+  // If not empty, what these programs describe, one behind the other. `images` are all of theirs; the rest is not used.
+  std::vector<std::shared_ptr<const TensorProgram>> parts;
 
+  // The program that has an image, which is this one or a part; `image` becomes its number there.
+  const TensorProgram& owner_of(std::size_t& image) const;
+  // Bytes of an image of a program without parts.
   std::size_t image_bytes() const;
-  std::size_t nbytes() const { return images.size() * image_bytes(); }
+  // Bytes from the beginning to an image.
+  std::size_t place_of(std::size_t image) const;
+  std::size_t nbytes() const { return place_of(images.size()); }
   // Writes one image's values to `out`, aligned to their size. If the result is not `ok`, `out` is unspecified.
   // Thread-safe; needs no lock. Never throws.
   Status paint(std::size_t image, void* out) const;
   // The same from the pixels of the image's whole file, (height, width, 3) without gaps.
   Status paint_whole(std::size_t image, const std::uint8_t* pixels, std::uint32_t file_height, std::uint32_t file_width,
                      void* out) const;
-  // The same from levels that were made elsewhere, (height, width, 3) without gaps.
-  void paint_levels(std::size_t image, const std::uint8_t* levels, void* out) const;
+  // The same from levels that were made elsewhere, (height, width, 3) without gaps. Not `ok` only without memory.
+  Status paint_levels(std::size_t image, const std::uint8_t* levels, void* out) const;
   // Writes all images' values to a file, from `offset` on; an image whose status is not `ok` is unspecified there.
   // Returns an errno, or 0. Thread-safe; needs no lock. Never throws.
   int write(int file, std::int64_t offset, Status* statuses) const;
 
  private:
+  std::size_t values() const {
+    return std::size_t{3} * static_cast<std::size_t>(height) * static_cast<std::size_t>(width);
+  }
   Status paint_input(std::size_t image, const Input& input, void* out) const;
+  // These write the values in their own order.
+  Status paint_values(std::size_t image, const Input& input, void* out) const;
+  void paint_values(std::size_t image, const std::uint8_t* levels, void* out) const;
   void paint_fills(std::size_t image, void* out) const;
+  // Calls `paint` with memory for an image's values, which it puts in the order of the axes.
+  template <class Paint>
+  Status in_order(void* out, const Paint& paint) const;
 };
 
-// Appends the images of a program that has the same size, rule and table, and their fills. False if it has not.
+// Appends the images of a program without axes and parts that has the same size, rule and table, and their fills. False
+// if it has not.
 bool append(const TensorProgram& program, TensorProgram& to);
 
 }  // namespace fastload

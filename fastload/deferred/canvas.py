@@ -294,7 +294,8 @@ def _region_of(tensor: Any) -> _Region | None:
     if type(tensor) is not torch.Tensor or tensor.requires_grad or not may_change(tensor):
         return None
     memory = deferred_memory.memory_of(tensor)
-    where = None if memory is None else placed(tensor, memory.content, side_min=1)
+    is_of_images = memory is not None and isinstance(memory.content, Content)
+    where = placed(tensor, memory.content, side_min=1) if memory is not None and is_of_images else None
     return None if memory is None or where is None else _Region(memory, memory.content, *where)
 
 

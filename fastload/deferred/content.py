@@ -51,12 +51,17 @@ class Content:
         table: ``(3, 256)``, contiguous: the value of each level of each channel. Its dtype is the tensor's.
         planar: Whether channels are outermost within an image's memory, else innermost.
         fills: What is put over the images' values, in order.
+        axes: If not empty, size and stride, in values, of each dimension of what an image becomes, the outermost
+            first: parts of them in another order, or several times. Only as a part of :class:`Rearranged`.
+        first: The value at which those begin.
     """
 
     images: tuple[Pending | Placed, ...]
     table: torch.Tensor
     planar: bool
     fills: tuple[Fill, ...] = ()
+    axes: tuple[tuple[int, int], ...] = ()
+    first: int = 0
     _made: list[_core.TensorProgram] = field(default_factory=list, init=False, repr=False)
 
     @property
@@ -68,7 +73,8 @@ class Content:
     @property
     def nbytes(self) -> int:
         """Bytes that it takes."""
-        return len(self.images) * 3 * math.prod(self.image_size) * self.table.element_size()
+        values = math.prod(size for size, _ in self.axes) if self.axes else 3 * math.prod(self.image_size)
+        return len(self.images) * values * self.table.element_size()
 
     @property
     def staged_bytes(self) -> int:
@@ -84,7 +90,8 @@ class Content:
             images = [image.core_program() for image in self.images]
             rule = self.images[0].file.pass_rule
             table = self.table.view(_OF_SIZE[self.table.element_size()])
-            self._made.append(_core.TensorProgram(images, self.image_size, rule, table.numpy(), self.planar, fills))
+            made = _core.TensorProgram(images, self.image_size, rule, table.numpy(), self.planar, fills)
+            self._made.append(made.in_order(self.axes, self.first) if self.axes else made)
         return self._made[0]
 
     def with_values(self, table: torch.Tensor, fills: tuple[Fill, ...] = ()) -> Content:
@@ -110,6 +117,11 @@ class Content:
         programs = [image.core_program() for image in images]
         made._made.append(self.core().with_images(first, programs, values, _core_fills(fills)))
         return made
+
+    def of_images(self, first: int, last: int) -> Content:
+        """Return what some of the images hold, up to ``last``, which is not of them."""
+        fills = tuple(replace(each, image=each.image - first) for each in self.fills if first <= each.image < last)
+        return replace(self, images=self.images[first:last], fills=fills)
 
     def note_gain(self) -> None:
         """Note that deferring has saved work."""
@@ -145,6 +157,80 @@ class Content:
 
     def _by_pillow(self, number: int, out: NDArray[np.uint8]) -> None:
         self.core().paint_levels(number, np.ascontiguousarray(self.images[number].pixels()), out)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Rearranged:
+    """What a whole tensor holds: values of images in another order.
+
+    Attributes:
+        parts: What lies one behind the other, each with ``axes``; of one dtype.
+    """
+
+    parts: tuple[Content, ...]
+    _made: list[_core.TensorProgram] = field(default_factory=list, init=False, repr=False)
+
+    @property
+    def table(self) -> torch.Tensor:
+        """A table of the tensor's dtype."""
+        return self.parts[0].table
+
+    @property
+    def images(self) -> tuple[Pending | Placed, ...]:
+        """All parts'."""
+        return tuple(image for part in self.parts for image in part.images)
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes that it takes."""
+        return sum(part.nbytes for part in self.parts)
+
+    @property
+    def staged_bytes(self) -> int:
+        """Bytes of a slot that it takes; no GPU makes it."""
+        return self.nbytes
+
+    def core(self) -> _core.TensorProgram:
+        """The core's form of it, which is made once."""
+        if not self._made:
+            self._made.append(_core.TensorProgram.in_parts([part.core() for part in self.parts]))
+        return self._made[0]
+
+    def within(self, begin: int, nbytes: int) -> Rearranged | None:
+        """Return what some of its bytes hold.
+
+        Returns:
+            ``None`` if they are not those of whole images.
+        """
+        chosen = []
+        for part in self.parts:
+            size = part.nbytes // len(part.images)
+            first, skipped = divmod(min(max(begin, 0), part.nbytes), size)
+            last, rest = divmod(min(max(begin + nbytes, 0), part.nbytes), size)
+            if skipped or rest:
+                return None
+            if first < last:
+                chosen.append(part if last - first == len(part.images) else part.of_images(first, last))
+            begin -= part.nbytes
+        return Rearranged(tuple(chosen)) if chosen else None
+
+    def note_gain(self) -> None:
+        """As of :class:`Content`."""
+        for part in self.parts:
+            part.note_gain()
+
+    def paint(self, out: NDArray[np.uint8]) -> None:
+        """As of :class:`Content`."""
+        begin = 0
+        for part in self.parts:
+            part.paint(out[begin : begin + part.nbytes])
+            begin += part.nbytes
+
+    def write(self, file: int, offset: int = 0) -> None:
+        """As of :class:`Content`."""
+        for part in self.parts:
+            part.write(file, offset)
+            offset += part.nbytes
 
 
 _painted_s = 0.0

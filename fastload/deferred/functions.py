@@ -23,7 +23,7 @@ import torch.utils.dlpack
 from PIL import Image
 
 from fastload import _core
-from fastload.deferred import canvas, copies, decoding, joins, memory, stacks
+from fastload.deferred import canvas, copies, decoding, joins, memory, rearranged, stacks
 from fastload.deferred.content import Content, take_painted_s
 from fastload.deferred.geometry import SIDE_MIN, strides_of
 from fastload.deferred.recorder import (
@@ -140,6 +140,7 @@ class Deferral:
 
     def __init__(self) -> None:
         joins.install()
+        rearranged.install()
         canvas.install()
         copies.install()
         self.recorder = CallRecorder()

@@ -14,12 +14,13 @@ from PIL import ImageFile
 
 from fastload import _core
 from fastload._batch import is_plain
+from fastload.deferred.content import Content
 from fastload.deferred.geometry import part_of, placed
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from fastload.deferred.content import Content
+    from fastload.deferred.content import Rearranged
 
 _data_ptr = torch._C.TensorBase.data_ptr  # not as the user sees it, who gets a pointer to painted memory
 _storage_of = torch._C.TensorBase.untyped_storage
@@ -40,7 +41,9 @@ def guard_pages() -> bool:
     return _core.guard_pages([sys.executable, "-S", "-W", "ignore", _DECODER, truncated, *sys.path])
 
 
-def tensor_of(content: Content, shape: Sequence[int], stride: Sequence[int], *, resizable: bool = True) -> torch.Tensor:
+def tensor_of(
+    content: Content | Rearranged, shape: Sequence[int], stride: Sequence[int], *, resizable: bool = True
+) -> torch.Tensor:
     """Make a tensor that is painted when it is touched first.
 
     Any instruction that reads or writes it, in any thread and in forked children, finds the values of ``content``. The
@@ -101,13 +104,31 @@ def part_of_memory(tensor: torch.Tensor) -> tuple[_core.DeferredMemory, Content,
     memory = memory_of(tensor)
     if memory is None:
         return None
-    content: Content = memory.content
+    content = memory.content
+    if not isinstance(content, Content):
+        return None
     is_whole = memory.whole == (tensor.storage_offset(), tensor.shape, tensor.stride())
     if is_whole and tensor.dtype == content.table.dtype:  # as usual
         return memory, content, True
     where = placed(tensor, content)
     part = None if where is None else part_of(content, *where)
     return None if part is None else (memory, part, part is content)
+
+
+def rearranged_of(tensor: torch.Tensor) -> Rearranged | None:
+    """Return what a tensor is to hold, if that is no stack of images.
+
+    Returns:
+        ``None`` in other or painted memory, too.
+    """
+    memory = memory_of(tensor)
+    if memory is None or isinstance(memory.content, Content):
+        return None
+    content: Rearranged = memory.content
+    if tensor.dtype != content.table.dtype or not tensor.is_contiguous():
+        return None
+    size = tensor.element_size()
+    return content.within(int(tensor.storage_offset()) * size, tensor.numel() * size)
 
 
 _batch = 0  # number of this process's batch
@@ -119,7 +140,7 @@ def begin_batch() -> None:
     _batch += 1
 
 
-def content_to_send(tensor: torch.Tensor) -> Content | None:
+def content_to_send(tensor: torch.Tensor) -> Content | Rearranged | None:
     """As :func:`content_of`, but paint what an earlier batch had, too: it is kept."""
     with torch._C.DisableTorchFunction():  # a recorder would paint it
         if (memory := memory_of(tensor)) is None:
@@ -134,9 +155,11 @@ def content_to_send(tensor: torch.Tensor) -> Content | None:
     return content
 
 
-def content_of(tensor: torch.Tensor) -> Content | None:
+def content_of(tensor: torch.Tensor) -> Content | Rearranged | None:
     """Return what a tensor is to hold; ``None`` in other or painted memory."""
     with torch._C.DisableTorchFunction():  # a recorder would paint it
+        if (rearranged := rearranged_of(tensor)) is not None:
+            return rearranged
         found = part_of_memory(tensor)
         if found is None and tensor.dim() >= 3 and tensor.size(-1) == 3:  # channels may come last
             found = part_of_memory(tensor.movedim(-1, -3))

@@ -41,6 +41,8 @@ from fastload.pipeline.installed.resizes import TENSOR_FILTERS, tensor_filters
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
 
+    from fastload.deferred.content import Rearranged
+
     Handler = Callable[["CallRecorder", Any, tuple[Any, ...], dict[str, Any]], Any]
 
 COMPARED: Final = 2
@@ -124,7 +126,7 @@ class CallRecorder(TorchFunctionMode):
         """Note the line of the user's code that looks at pixels by a function."""
         self.painted_by[(*line_of_user(), getattr(func, "__name__", str(func)))] += 1
 
-    def checked(self, key: Any, made: Content, like: Any, expected: Callable[[], Any]) -> bool:
+    def checked(self, key: Any, made: Content | Rearranged, like: Any, expected: Callable[[], Any]) -> bool:
         """Compare the first results of a kind with torch's.
 
         Args:
@@ -214,7 +216,7 @@ def is_plain_context(function_modes: int = 0) -> bool:
     )
 
 
-def painted(content: Content, like: torch.Tensor) -> torch.Tensor:
+def painted(content: Content | Rearranged, like: torch.Tensor) -> torch.Tensor:
     """Make an ordinary tensor with the shape and strides of another."""
     out = np.empty(content.nbytes, np.uint8)
     content.paint(out)
@@ -410,7 +412,7 @@ def pointwise(recorder: CallRecorder, func: Any, args: tuple[Any, ...], kwargs: 
             if not _is_table(values, tensor):
                 return _UNKNOWN
             if values.data_ptr() == content.table.data_ptr():  # as of ``float()``, if it is
-                return _view(recorder, func, args, kwargs)
+                return as_view(recorder, func, args, kwargs)
             _require_certain(func, args, kwargs, content.table, values)
             version = 0 if values.is_inference() else values._version
             kind, table = type(values), shared_table(values)
@@ -559,7 +561,7 @@ def _in_place(recorder: CallRecorder, func: Any, args: tuple[Any, ...], kwargs: 
         return _UNKNOWN
     made = content.with_values(table, fills)
     kind = _type_of_result(func, tensor, content, *args[1:], **kwargs)
-    result = tensor if kind is type(tensor) else _view(recorder, _T.as_subclass, (tensor, kind), {})
+    result = tensor if kind is type(tensor) else as_view(recorder, _T.as_subclass, (tensor, kind), {})
     key = func, tensor.dim(), content.planar, content.table.dtype
     by_torch = lambda: _by_torch(func, args, kwargs, tensor, content)  # noqa: E731
     if not recorder.checked(key, made, result, by_torch) or not deferred_memory.change(memory, made):
@@ -588,7 +590,7 @@ def _contiguous(recorder: CallRecorder, func: Any, args: tuple[Any, ...], kwargs
         return _UNKNOWN
     tensor, content = args[0], found[1]
     if tensor.is_contiguous():
-        return _view(recorder, func, args, kwargs)
+        return as_view(recorder, func, args, kwargs)
     made = replace(content, planar=True)
     key = func, tensor.dim(), content.planar, content.table.dtype
     kind = _type_of_result(func, tensor, content, *args[1:], **kwargs)
@@ -651,18 +653,6 @@ def _size_of(sides: Any) -> tuple[int, int] | None:
     if not all(type(side) is int and side >= SIDE_MIN for side in (height, width)) or height * width > TARGET_MAX:
         return None
     return width, height
-
-
-def _reshape(recorder: CallRecorder, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """A view, where torch makes one."""
-    if kwargs or type(args[0]) not in _IMAGES:
-        return _UNKNOWN
-    try:
-        with torch._C.DisableTorchFunctionSubclass():
-            args[0].view(*args[1:])
-    except (RuntimeError, TypeError):
-        return _UNKNOWN
-    return _view(recorder, func, args, kwargs)
 
 
 def ordinary(tensor: Any, shape: tuple[int, ...], content: Content) -> Any:
@@ -732,7 +722,8 @@ def _set(recorder: CallRecorder, func: Any, args: tuple[Any, ...], kwargs: dict[
     return None
 
 
-def _view(recorder: CallRecorder, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+def as_view(recorder: CallRecorder, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """A function whose results are in its argument's memory."""
     made = func(*args, **kwargs)
     for tensor in made if isinstance(made, tuple) else (made,):
         if isinstance(tensor, torch.Tensor):
@@ -745,12 +736,12 @@ def _as_it_is(recorder: CallRecorder, func: Any, args: tuple[Any, ...], kwargs: 
     if func is _T.__getitem__:
         places = args[1] if isinstance(args[1], tuple) else (args[1],)
         known = all(type(each) in _BASIC for each in places)
-        return _view(recorder, func, args, kwargs) if known else _UNKNOWN
+        return as_view(recorder, func, args, kwargs) if known else _UNKNOWN
     wanted = args[1] if len(args) > 1 else kwargs.get("requires_grad", True)
     return func(*args, **kwargs) if wanted is False else _UNKNOWN
 
 
-def _named(*names: str) -> list[Any]:
+def named(*names: str) -> list[Any]:
     """Functions of tensors and of the module torch with these names."""
     found = [getattr(place, name, None) for name in names for place in (torch.Tensor, torch)]
     return [each for each in found if each is not None]
@@ -765,13 +756,13 @@ _PASSED: Final = frozenset(
                 *("is_quantized", "is_meta", "is_mps", "is_leaf", "_version", "itemsize", "nbytes", "grad"),
             )
         ),
-        *_named("size", "dim", "ndimension", "numel", "nelement", "stride", "storage_offset", "is_contiguous"),
-        *_named(
+        *named("size", "dim", "ndimension", "numel", "nelement", "stride", "storage_offset", "is_contiguous"),
+        *named(
             "element_size", "is_floating_point", "is_complex", "is_signed", "get_device", "is_inference", "is_pinned"
         ),
-        *_named("is_conj", "is_neg", "is_shared"),
-        *_named("new_empty", "new_zeros", "new_ones", "new_full"),
-        *_named("empty_like", "zeros_like", "ones_like", "full_like", "rand_like", "randn_like"),
+        *named("is_conj", "is_neg", "is_shared"),
+        *named("new_empty", "new_zeros", "new_ones", "new_full"),
+        *named("empty_like", "zeros_like", "ones_like", "full_like", "rand_like", "randn_like"),
         _T.__len__,
         *(
             getattr(torch, name)
@@ -781,7 +772,7 @@ _PASSED: Final = frozenset(
 )
 """Functions that read no pixels, and return no tensor of theirs."""
 
-_RESIZES: Final = frozenset(_named("resize_", "resize_as_", "set_"))
+_RESIZES: Final = frozenset(named("resize_", "resize_as_", "set_"))
 """Functions that may need memory that can be resized, as those with an ``out``."""
 
 _VIEWS: Final = (
@@ -798,21 +789,21 @@ DTYPES: Final = frozenset(
 )
 """Of tensors that can be deferred."""
 
-_SUMS: Final = frozenset(_named("add", "sub", "subtract", "rsub", "add_", "sub_", "subtract_"))
+_SUMS: Final = frozenset(named("add", "sub", "subtract", "rsub", "add_", "sub_", "subtract_"))
 """Functions whose third argument is a factor."""
 
-_SEVERAL_ROUNDINGS: Final = frozenset(_named("floor_divide", "remainder"))
+_SEVERAL_ROUNDINGS: Final = frozenset(named("floor_divide", "remainder"))
 
 _MAKERS: Final[dict[Any, Handler]] = {}
 
 _HANDLERS: Final[dict[Any, Handler]] = {
     **dict.fromkeys(
         [
-            *_named(
+            *named(
                 "add", "sub", "subtract", "mul", "multiply", "div", "divide", "true_divide", "neg", "negative", "rsub"
             ),
-            *_named("clamp", "clip", "abs", "floor_divide", "remainder", "round", "floor", "ceil", "bitwise_not"),
-            *_named(
+            *named("clamp", "clip", "abs", "floor_divide", "remainder", "round", "floor", "ceil", "bitwise_not"),
+            *named(
                 "to",
                 "float",
                 "half",
@@ -835,15 +826,14 @@ _HANDLERS: Final[dict[Any, Handler]] = {
         pointwise,
     ),
     **dict.fromkeys(
-        _named("add_", "sub_", "subtract_", "mul_", "multiply_", "div_", "divide_", "true_divide_", "neg_", "clamp_"),
+        named("add_", "sub_", "subtract_", "mul_", "multiply_", "div_", "divide_", "true_divide_", "neg_", "clamp_"),
         _in_place,
     ),
-    **dict.fromkeys(_named("clone"), _clone),
+    **dict.fromkeys(named("clone"), _clone),
     **dict.fromkeys([_T.contiguous], _contiguous),
-    **dict.fromkeys(_named("reshape"), _reshape),
     **dict.fromkeys([interpolate], _interpolate),
-    **dict.fromkeys(_named("flip"), _flip),
+    **dict.fromkeys(named("flip"), _flip),
     **dict.fromkeys([_T.__setitem__], _set),
-    **dict.fromkeys([*_named(*_VIEWS), _T.data.__get__], _view),
+    **dict.fromkeys([*named(*_VIEWS), _T.data.__get__], as_view),
     **dict.fromkeys([_T.__getitem__, _T.requires_grad_], _as_it_is),
 }

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from fastload._compare import same_bits
-from fastload.deferred.content import joined
+from fastload.deferred.content import Rearranged, joined
 from fastload.deferred.memory import content_to_send
 from fastload.deferred.staging import Stager
 from fastload.memory import unfilled
@@ -31,7 +31,7 @@ def install() -> None:
 class DeferredTensors:
     """Deferred tensors, for those who pack and send batches."""
 
-    def content_of(self, tensor: torch.Tensor) -> Content | None:
+    def content_of(self, tensor: torch.Tensor) -> Content | Rearranged | None:
         """See :class:`fastload.memory.unfilled.Unfilleds`."""
         return content_to_send(tensor)
 
@@ -51,6 +51,11 @@ class DeferredTensors:
         group: list[Content] = []
         is_planar = False
         for sample, content in zip(samples, contents, strict=True):
+            if isinstance(content, Rearranged):
+                parts += [joined(group, planar=is_planar)] if group else []
+                parts.append(content)
+                group = []
+                continue
             planar = content is not None and _planar_in_stack(sample, content)
             if group and (content is None or planar != is_planar or not _join(group[0], content)):
                 parts.append(joined(group, planar=is_planar))

@@ -10,7 +10,7 @@ import torch
 from PIL import ImageFile
 
 from fastload import _core
-from fastload.deferred.content import value_bytes
+from fastload.deferred.content import Content, value_bytes
 from fastload.deferred.decoding import ByTorchvision
 from fastload.deferred.placed import Placed
 from fastload.device.decode.files import SCRATCH_MAX_BYTES, StagedLayout
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from fastload.deferred.content import Content
+    from fastload.deferred.content import Rearranged
 
 
 class Stager:
@@ -33,8 +33,10 @@ class Stager:
         self._contents: list[Content] = []
         self._values: dict[int, bytes] = {}  # of tables, by their ids
 
-    def take(self, content: Content, size: Sequence[int], stride: Sequence[int]) -> StagedTensor | None:
+    def take(self, content: Content | Rearranged, size: Sequence[int], stride: Sequence[int]) -> StagedTensor | None:
         """Return what takes a tensor's place; ``None`` if the device cannot make it."""
+        if not isinstance(content, Content):
+            return None
         height, width = content.image_size
         images = len(content.images)
         one = (height * width, width, 1) if content.planar else (1, 3 * width, 3)

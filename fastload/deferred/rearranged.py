@@ -41,7 +41,7 @@ def _reshape(recorder: CallRecorder, func: Any, args: tuple[Any, ...], kwargs: d
 
 
 def _contiguous(recorder: CallRecorder, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """A tensor without gaps as it is; a copy of other views than parts of images."""
+    """A tensor without gaps as it is; a copy of any other view."""
     if len(args) != 1 or kwargs:
         return NotImplemented
     if args[0].is_contiguous():

@@ -40,6 +40,7 @@ _EITHER: Final = (
     "nothing to gain in the loader: whether the GPU takes the time or the loop's own code, fastload profile tells, and "
     "this report may after some seconds where nvidia-ml-py is installed"
 )
+_CUT: Final = "far as its driver tells, whose samples have pauses between epochs in them"
 _WHICH: Final = "fastload profile shows which of them it is"
 _ASK: Final = "let it ask FastLoader, by super().__iter__() or self._get_iterator(), or use fastload.prefetch_to_device"
 
@@ -99,8 +100,7 @@ def _verdict(stats: Stats, shares: Mapping[Bottleneck, float]) -> Verdict:
         return Verdict(None, (too_few,), "ask again after a few more")
     stall, who = _stall(stats)
     waited = f"the {who} waited for batches {stall:.0%} of the time"
-    busy = None if stats.device is None else stats.gpu_utilization
-    limit = limit_outside_loader(stall, busy, stats.gpu_busy_least)
+    limit = _limit_outside_loader(stats, stall)
     if limit is not None:
         return _not_the_loader(stats, limit, stall, waited)
     if holds_gil(stats.totals.get("gil_s", 0.0)) and (not shares or max(shares, key=shares.__getitem__) in _BY_GIL):
@@ -129,6 +129,25 @@ def _verdict(stats: Stats, shares: Mapping[Bottleneck, float]) -> Verdict:
     return Verdict.of(which, *evidence, remedy=remedy)
 
 
+def _limit_outside_loader(stats: Stats, stall: float) -> Bottleneck | None:
+    """Like that of ``verdict``, also if the driver's figure is known within bounds and both of them say the same."""
+    if stats.device is None:
+        return limit_outside_loader(stall, None, stats.gpu_busy_least)
+    busy, had = stats.gpu_utilization, stats.gpu_busy_least
+    if busy is None and (bounds := _bounds(stats)) is not None:
+        found = {limit_outside_loader(stall, share, had) for share in bounds}
+        if len(found) == 1:
+            return found.pop()
+    return limit_outside_loader(stall, busy, had)
+
+
+def _bounds(stats: Stats) -> tuple[float, float] | None:
+    """Least and greatest share in which kernels ran on the GPU, where the driver tells no more than that."""
+    if stats.gpu_utilization is not None or "gpu:most" not in stats.totals:
+        return None
+    return max(stats.totals["gpu:least"], min(stats.gpu_busy_least, stats.totals["gpu:most"])), stats.totals["gpu:most"]
+
+
 def _not_the_loader(stats: Stats, limit: Bottleneck, stall: float, waited: str) -> Verdict:
     """Give the evidence on a loop that has its batches in time."""
     if limit in (Bottleneck.LOOP, Bottleneck.STEP) and holds_gil(stats.totals.get("gil_s", 0.0)):
@@ -141,7 +160,10 @@ def _not_the_loader(stats: Stats, limit: Bottleneck, stall: float, waited: str) 
     if (rate := stats.loader_images_per_s) > stats.images_per_s:
         asked = f"was asked for {stats.images_per_s:,.0f}"
         spare.append(f"the loader could deliver about {rate:,.0f} images/s and {asked}")
+    bounds = _bounds(stats)
     if limit is Bottleneck.STEP:
+        if bounds is not None:
+            spare.insert(0, f"kernels ran on the GPU {_between(bounds)} of it, as {_CUT}")
         return Verdict.of(limit, waited, *spare, remedy=None if stats.device is None else _EITHER)
     remedy = None
     if limit is Bottleneck.GPU and stats.gpu_decode_share >= DECODE_COST_MIN:
@@ -150,14 +172,21 @@ def _not_the_loader(stats: Stats, limit: Bottleneck, stall: float, waited: str) 
     if stats.gpu_busy_least >= BUSY_MIN:
         had = f"the GPU had work for at least {stats.gpu_busy_least:.0%} of it"
         return Verdict.of(limit, waited, had, *spare, remedy=remedy)
-    ran = f"kernels ran on the GPU {stats.gpu_utilization:.0%} of it, as its driver says"
+    share = f"{stats.gpu_utilization:.0%}" if bounds is None else ""
+    if bounds is not None:
+        share = f"at least {bounds[0]:.0%}" if limit is Bottleneck.GPU else f"at most {bounds[1]:.0%}"
+    ran = f"kernels ran on the GPU {share} of it, as its driver says"
     if limit is Bottleneck.GPU:
         return Verdict.of(limit, waited, f"{ran} (other programs' included)", *spare, remedy=remedy)
     why = "it is the loop that leaves it idle, not the loader"
     if stall >= STALL_MIN:
         why = "the loop leaves it idle for longer than the loader does"
-    hardly = (stats.gpu_utilization or 0.0) <= IDLE_MAX
+    hardly = (bounds[1] if bounds is not None else stats.gpu_utilization or 0.0) <= IDLE_MAX
     return Verdict.of(limit, waited, ran, why, *spare, remedy=IDLE if hardly else f"{REMEDIES[limit]}; {_WHICH}")
+
+
+def _between(bounds: tuple[float, float]) -> str:
+    return f"{bounds[0]:.0%} to {bounds[1]:.0%}"
 
 
 def _were_ready(stats: Stats) -> bool:
@@ -440,6 +469,8 @@ def _figures(stats: Stats) -> list[str]:
     )
     if (busy := stats.gpu_utilization) is not None:
         lines.append(f"kernels ran on the GPU {busy:.0%} of the time, as its driver says (other programs' included)")
+    elif (bounds := _bounds(stats)) is not None:
+        lines.append(f"kernels ran on the GPU {_between(bounds)} of the time, as {_CUT}")
     if stats.slots or stats.missed:
         missed = sum(stats.missed.values())
         lines.append(

@@ -7,7 +7,7 @@ import os
 import threading
 import time
 from collections import deque
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Final
 
 import torch
@@ -15,6 +15,8 @@ import torch
 from fastload.stats.stats import Totals
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from fastload.stats.steady_state import SteadyState
 
 EVERY_S: Final = 1.0  # seconds between queries; the driver keeps many seconds of samples, so none is missed
@@ -25,7 +27,12 @@ The rate covers at least a sixth of a second, and is taken for the whole second 
 but always the same part of a long one, such as the moment before a batch is copied.
 """
 TRAINED_MIN: Final = 0.9  # least share of a sample's time in which the loop trained
+WHOLLY_MIN: Final = 0.99  # such a share is as good as all of it
+PARTLY_MIN: Final = 0.5  # least such share of a sample that counts towards bounds
 SAMPLES_MIN: Final = 2  # samples that a verdict rests on
+PARTS_MIN: Final = 4  # samples that bounds rest on
+_SHIFTS: Final = (-1.0, -0.5, 0.0, 0.5)
+"""Lengths of a sample by which it may have been taken at another time than the driver says."""
 _KEPT: Final = 4096
 _AHEAD_S: Final = 0.5  # a sample's time is the system's if it is at most this far ahead of it ...
 _BEHIND_S: Final = 3.0  # ... and the newest one at most this far behind
@@ -38,6 +45,12 @@ class _Sample:
     began: float
     ended: float
     busy: float
+    is_placed: bool = True  # whether the driver says of which stretch it is
+    trained: float = 0.0  # share of that stretch in which the loop trained, at least
+
+    @property
+    def length_s(self) -> float:
+        return self.ended - self.began
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,6 +59,7 @@ class Seen:
 
     Attributes:
         busy: Share in which kernels ran; ``None`` if it has not said.
+        bounds: Least and greatest share in which they can have run; ``None`` if nothing is known.
         is_told: Whether the driver says it at all.
         others: Share in which kernels of other programs ran, at least.
         programs: Number of programs that may have run kernels, if it is not known which are this one's; else 1.
@@ -55,12 +69,14 @@ class Seen:
     is_told: bool = False
     others: float = 0.0
     programs: int = 1
+    bounds: tuple[float, float] | None = None
 
 
 class Utilization:
     """Reads a GPU's utilization at most once a second, across epochs. Thread-safe.
 
-    Samples count if the loop trained while they were taken. Failures are silent: no nvidia-ml-py, no driver, a
+    Samples count if the loop trained while they were taken. Those that pauses between epochs cut give bounds: at worst
+    the GPU idled, or was busy, in the part that was training. Failures are silent: no nvidia-ml-py, no driver, a
     partitioned GPU.
 
     Args:
@@ -78,7 +94,8 @@ class Utilization:
         self._looked_at = 0.0
         self._seen = self._seen_process = -1  # times of the last samples, by the driver's clock
         self._waiting: deque[_Sample] = deque(maxlen=_KEPT)  # since the last batch
-        self._samples: deque[_Sample] = deque(maxlen=_KEPT)
+        self._samples: deque[_Sample] = deque(maxlen=_KEPT)  # in which it trained
+        self._was_busy = False
         self._sums = Totals()
         self._shares: deque[tuple[float, int, float]] = deque(maxlen=_KEPT)  # when, which process, and its share
         self._processes, self._is_listed = 0, False  # how many use the device, and whether as this one is called here
@@ -111,10 +128,23 @@ class Utilization:
         self._read_processes(nvml, handle, now, wall)
         self._looked_at = now
         while self._waiting and self._waiting[0].ended <= self._steady.at:  # later ones may be of an evaluation
-            sample = self._waiting.popleft()
-            if self._steady.trained(sample.began, sample.ended) >= TRAINED_MIN:
-                self._samples.append(sample)
-                self._sums.add({"gpu:looks": 1.0, "gpu:busy": sample.busy})
+            self._take(self._waiting.popleft())
+
+    def _take(self, sample: _Sample) -> None:
+        """Count a sample if the loop trained meanwhile, wherever around its time it was taken."""
+        self._was_busy |= sample.busy > 0
+        trained = self._steady.trained(sample.began, sample.ended)
+        if trained >= TRAINED_MIN:
+            self._sums.add({"gpu:looks": 1.0, "gpu:busy": sample.busy})
+        if sample.is_placed:
+            ahead_s = self._steady.at - sample.ended
+            for each in _SHIFTS:
+                shift_s = min(each * sample.length_s, ahead_s)
+                trained = min(trained, self._steady.trained(sample.began + shift_s, sample.ended + shift_s))
+        else:
+            trained = self._steady.trained(sample.began - EVERY_S, sample.ended)
+        if trained >= (PARTLY_MIN if sample.is_placed else WHOLLY_MIN):
+            self._samples.append(replace(sample, trained=trained))
 
     def _read_samples(self, nvml: Any, handle: Any, now: float, wall: float) -> list[_Sample] | None:
         """The new samples; ``None`` if this driver keeps none."""
@@ -141,14 +171,14 @@ class Utilization:
             ]
         if known < 0:  # by an unknown clock, so all that is known is that they came since the last look
             return []
-        return [_Sample(self._looked_at, now, new[each]) for each in times]
+        return [_Sample(self._looked_at, now, new[each], is_placed=False) for each in times]
 
     def _read_rate(self, nvml: Any, handle: Any, now: float) -> list[_Sample]:
         known, self._seen = self._seen, 0
         if known < 0:
             return []
         busy = nvml.nvmlDeviceGetUtilizationRates(handle).gpu / 100
-        return [_Sample(max(self._looked_at, now - EVERY_S), now, busy)]
+        return [_Sample(max(self._looked_at, now - EVERY_S), now, busy, is_placed=False)]
 
     def _read_processes(self, nvml: Any, handle: Any, now: float, wall: float) -> None:
         """Record which processes ran kernels since the last look, where the driver says so."""
@@ -172,10 +202,13 @@ class Utilization:
     def since(self, began: float) -> Seen:
         """What the driver says about the training since then."""
         is_told, (others, programs) = not self._is_blind, self._others(began)
-        taken = [sample.busy for sample in self._samples.copy() if sample.began >= began]
-        if len(taken) < SAMPLES_MIN or not self._sums["gpu:busy"]:  # a driver that always says 0 says nothing
+        taken = [sample for sample in self._samples.copy() if sample.began >= began and sample.length_s > 0]
+        whole = [sample.busy for sample in taken if sample.trained >= WHOLLY_MIN]
+        if not self._was_busy:  # a driver that always says 0 says nothing
             return Seen(None, is_told, others, programs)
-        return Seen(sum(taken) / len(taken), is_told, others, programs)
+        if len(whole) < SAMPLES_MIN:
+            return Seen(None, is_told, others, programs, _bounds(taken) if len(taken) >= PARTS_MIN else None)
+        return Seen(sum(whole) / len(whole), is_told, others, programs)
 
     def _others(self, began: float) -> tuple[float, int]:
         """The least share of other programs, and how many there may be."""
@@ -189,6 +222,14 @@ class Utilization:
             return sum(shares.values()), 1
         # In a container processes have other numbers: this one's share is at most the largest.
         return sum(shares.values()) - max(shares.values(), default=0.0), max(1, len(shares), self._processes)
+
+
+def _bounds(samples: Sequence[_Sample]) -> tuple[float, float]:
+    """Least and greatest share of the training in which kernels can have run, if all the rest was busy, or idle."""
+    trained_s = sum(sample.trained * sample.length_s for sample in samples)
+    busy_s = sum(sample.busy * sample.length_s for sample in samples)
+    idle_s = sum(sample.length_s for sample in samples) - busy_s
+    return max(0.0, 1.0 - idle_s / trained_s), min(1.0, busy_s / trained_s)
 
 
 @functools.cache

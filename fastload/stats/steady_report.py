@@ -45,6 +45,8 @@ def report_steady(
         utilization.look(now.elapsed_s / max(1.0, now.totals.get("asked", 0.0)), at_once=True)
         seen = utilization.since(stretch.began)
     more = {"gil_s": stretch.gil_s, "gpu:others": seen.others, "gpu:programs": float(seen.programs)}
+    if seen.bounds is not None:
+        more["gpu:least"], more["gpu:most"] = seen.bounds
     judged = replace(judged, gpu_utilization=seen.busy, totals={**judged.totals, **more})
     told = report(judged, unseen)
     verdict = told.verdict

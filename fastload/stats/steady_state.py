@@ -169,8 +169,12 @@ class SteadyState:
         """Return the share of the time between two times in which the loop trained."""
         if end <= begin:
             return 0.0
-        inside = (min(end, until) - max(begin, since) for since, until in reversed(self._all_stretches()))
-        return sum(part for part in inside if part > 0) / (end - begin)
+        inside = 0.0
+        for since, until in reversed(self._all_stretches()):
+            if until <= begin:
+                break
+            inside += max(0.0, min(end, until) - max(begin, since))
+        return inside / (end - begin)
 
     def _all_stretches(self) -> list[tuple[float, float]]:
         return [*self._stretches.copy(), (self._epoch_began, self.at)]

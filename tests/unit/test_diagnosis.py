@@ -223,6 +223,25 @@ def test_batches_in_time_do_not_make_the_gpu_the_limit(seen, bottleneck, evidenc
     assert "the model is the limit" not in str(told)
 
 
+@pytest.mark.parametrize(
+    ("least", "most", "behind", "bottleneck", "evidence"),
+    [
+        (0.97, 1.0, 0.0, Bottleneck.GPU, "kernels ran on the GPU at least 97% of it, as its driver says"),
+        (0.2, 0.4, 0.0, Bottleneck.LOOP, "kernels ran on the GPU at most 40% of it, as its driver says"),
+        (0.0, 0.01, 0.0, Bottleneck.LOOP, "see that the model is on the GPU"),
+        (0.7, 1.0, 0.0, Bottleneck.STEP, "the GPU 70% to 100% of it, as far as its driver tells, whose samples have"),
+        (0.7, 1.0, 0.95, Bottleneck.GPU, "the GPU had work for at least 95% of it"),
+    ],
+)
+def test_bounds_of_a_busy_share_tell_if_both_of_them_say_the_same(least, most, behind, bottleneck, evidence):
+    figures = stats(fetch=0.5, step_ms=100, made_ms=(9, 1), device=FED, behind=behind)
+    told = report(replace(figures, totals={**figures.totals, "gpu:least": least, "gpu:most": most}))
+    assert told.verdict.bottleneck is bottleneck
+    assert evidence in str(told.verdict)
+    shown = f"  kernels ran on the GPU {max(least, behind):.0%} to {most:.0%} of the time, as far as"
+    assert any(line.startswith(shown) for line in str(told).splitlines())
+
+
 @pytest.mark.parametrize(("busy", "bottleneck"), [(0.3, Bottleneck.LOOP), (0.75, Bottleneck.STORAGE), (None, None)])
 def test_a_loop_that_leaves_the_gpu_idle_longer_than_its_loader_does_is_told_so(busy, bottleneck):
     """Of 100 ms the GPU waits 20 for a batch."""

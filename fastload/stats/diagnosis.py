@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Final
 from fastload._display import card, paragraphs
 from fastload._machine import usable_cpus
 from fastload._result import Result
-from fastload.stats.steady_state import holds_gil
+from fastload.stats.gil import holds_gil
 from fastload.stats.verdict import (
     BUSY_MIN,
     DECODE_COST_MIN,
@@ -42,7 +42,23 @@ _EITHER: Final = (
 )
 _CUT: Final = "far as its driver tells, whose samples have pauses between epochs in them"
 _WHICH: Final = "fastload profile shows which of them it is"
+_PY_SPY: Final = "py-spy dump shows which thread that is"
 _ASK: Final = "let it ask FastLoader, by super().__iter__() or self._get_iterator(), or use fastload.prefetch_to_device"
+
+
+@dataclass(frozen=True, slots=True)
+class Culprits:
+    """What figures do not name, each as part of a sentence.
+
+    Attributes:
+        thread: The thread that holds the GIL when the loop's thread waits for it, and where; ``None`` if unknown.
+        programs: Other programs on the GPU, those that use most of it first.
+        unpinned: Why batches are not pinned; ``None`` if they are, or if the figures say it.
+    """
+
+    thread: str | None = None
+    programs: tuple[str, ...] = ()
+    unpinned: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,22 +95,23 @@ class Report(Result):
         return [*self.notes, *_figures(self.stats), *([self.memory] if self.memory else [])]
 
 
-def report(stats: Stats, unseen: str | None = None) -> Report:
+def report(stats: Stats, unseen: str | None = None, culprits: Culprits | None = None) -> Report:
     """Judge a loader by its statistics.
 
     Args:
         stats: The figures.
         unseen: Why it may have made batches that are not among them.
+        culprits: Names that they do not have, as far as they are known.
     """
     if unseen is not None and not stats.batches:
         return Report(Verdict(None, (f"no batch was seen: {unseen}",), _ASK), stats)
     seconds = _waited_for(stats)
     total = sum(seconds.values())
     shares = {which: spent / total for which, spent in seconds.items() if spent > 0}
-    return Report(_verdict(stats, shares), stats, shares)
+    return Report(_verdict(stats, shares, culprits or Culprits()), stats, shares)
 
 
-def _verdict(stats: Stats, shares: Mapping[Bottleneck, float]) -> Verdict:
+def _verdict(stats: Stats, shares: Mapping[Bottleneck, float], culprits: Culprits) -> Verdict:
     if stats.batches - stats.epochs < BATCHES_MIN:
         too_few = f"{count(stats.batches, 'batch', 'batches')} in {count(stats.epochs, 'epoch')} are too few to tell"
         return Verdict(None, (too_few,), "ask again after a few more")
@@ -102,9 +119,9 @@ def _verdict(stats: Stats, shares: Mapping[Bottleneck, float]) -> Verdict:
     waited = f"the {who} waited for batches {stall:.0%} of the time"
     limit = _limit_outside_loader(stats, stall)
     if limit is not None:
-        return _not_the_loader(stats, limit, stall, waited)
+        return _not_the_loader(stats, limit, stall, waited, culprits)
     if holds_gil(stats.totals.get("gil_s", 0.0)) and (not shares or max(shares, key=shares.__getitem__) in _BY_GIL):
-        return _waits_for_gil(stats, waited)
+        return _waits_for_gil(stats, waited, culprits.thread)
     if not shares:
         evidence = [waited, "each wait was too short to attribute"]
         return Verdict(None, tuple(evidence), "larger batches are waited for less often")
@@ -117,6 +134,8 @@ def _verdict(stats: Stats, shares: Mapping[Bottleneck, float]) -> Verdict:
         ready = f"although {stats.ready_mean:.1f} batches were ready when it asked, on average"
         return Verdict(None, (waited, ready), _TAKING)
     evidence = [waited, f"{shares[which]:.0%} of that {_meanwhile(stats, which)}"]
+    if which is Bottleneck.PIN and (why := _unpinned(stats, culprits)) is not None:
+        evidence.append(why)
     if stats.python_images and which in (Bottleneck.DECODE, Bottleneck.PYTHON):
         evidence.append(_made_in_python(stats))
     if stats.fetch.queued > _QUEUED_MIN and which is not Bottleneck.STORAGE and which in _MADE:
@@ -148,11 +167,11 @@ def _bounds(stats: Stats) -> tuple[float, float] | None:
     return max(stats.totals["gpu:least"], min(stats.gpu_busy_least, stats.totals["gpu:most"])), stats.totals["gpu:most"]
 
 
-def _not_the_loader(stats: Stats, limit: Bottleneck, stall: float, waited: str) -> Verdict:
+def _not_the_loader(stats: Stats, limit: Bottleneck, stall: float, waited: str, culprits: Culprits) -> Verdict:
     """Give the evidence on a loop that has its batches in time."""
     if limit in (Bottleneck.LOOP, Bottleneck.STEP) and holds_gil(stats.totals.get("gil_s", 0.0)):
-        return _waits_for_gil(stats, waited)
-    if limit is Bottleneck.GPU and (shared := _shared(stats, waited)) is not None:
+        return _waits_for_gil(stats, waited, culprits.thread)
+    if limit is Bottleneck.GPU and (shared := _shared(stats, waited, culprits.programs)) is not None:
         return shared
     spare: list[str] = []
     if stats.workers and "fetch" in stats.stages:
@@ -195,22 +214,26 @@ def _were_ready(stats: Stats) -> bool:
     return mostly and 0 < stats.workers <= stats.ready_mean
 
 
-def _waits_for_gil(stats: Stats, waited: str) -> Verdict:
+def _waits_for_gil(stats: Stats, waited: str, thread: str | None) -> Verdict:
     waits_ms = 1e3 * stats.totals["gil_s"]
     again = f"the loop's thread waited {waits_ms:,.1f} ms to get the GIL back when it had let go of it"
-    return Verdict.of(Bottleneck.GIL, again, waited)
+    if thread is None:
+        return Verdict.of(Bottleneck.GIL, again, waited, remedy=f"{REMEDIES[Bottleneck.GIL]}; {_PY_SPY}")
+    return Verdict.of(Bottleneck.GIL, again, f"which was held by {thread}", waited)
 
 
-def _shared(stats: Stats, waited: str) -> Verdict | None:
+def _shared(stats: Stats, waited: str, by: tuple[str, ...]) -> Verdict | None:
     """The verdict on a busy GPU that other programs use, too."""
     others, programs = stats.totals.get("gpu:others", 0.0), stats.totals.get("gpu:programs", 1.0)
+    named = [f"namely by {', '.join(by)}"] if by else []
     if others >= 1.0 - BUSY_MIN:
         ran = f"other programs' kernels ran on the GPU for at least {others:.0%} of it, as its driver says"
-        return Verdict.of(Bottleneck.SHARED, waited, ran)
+        return Verdict.of(Bottleneck.SHARED, waited, ran, *named)
     if programs < 2:
         return None
     there = f"the GPU was busy, but {programs:.0f} programs are on it, and whose kernels ran is not known"
-    return Verdict(None, (waited, there), REMEDIES[Bottleneck.SHARED])
+    beside = [f"beside this one there is {', '.join(by)}"] if by else []
+    return Verdict(None, (waited, there, *beside), REMEDIES[Bottleneck.SHARED])
 
 
 def _fetch_is_sampled(stats: Stats) -> bool:
@@ -329,6 +352,16 @@ def _link_busy(stats: Stats) -> float:
 def _is_pageable(stats: Stats) -> bool:
     device = stats.device
     return device is not None and 2 * device.pageable_bytes > device.copied_bytes
+
+
+def _unpinned(stats: Stats, culprits: Culprits) -> str | None:
+    """Why batches came from memory that is not pinned, if it is known."""
+    if not _is_pageable(stats):
+        return None
+    if stats.missed:
+        why, times = max(stats.missed.items(), key=lambda missed: missed[1])
+        return f"no pinned slot for {count(times, 'batch', 'batches')}: {why}"
+    return None if culprits.unpinned is None else f"not pinned: {culprits.unpinned}"
 
 
 def _meanwhile(stats: Stats, which: Bottleneck) -> str:
@@ -472,10 +505,10 @@ def _figures(stats: Stats) -> list[str]:
     elif (bounds := _bounds(stats)) is not None:
         lines.append(f"kernels ran on the GPU {_between(bounds)} of the time, as {_CUT}")
     if stats.slots or stats.missed:
-        missed = sum(stats.missed.values())
-        lines.append(
-            f"slots: {stats.slot_batches:,} hits, {missed:,} misses, {stats.pinned_bytes / 1e6:,.0f} MB pinned"
-        )
+        missed = f"{sum(stats.missed.values()):,} misses"
+        if stats.missed:
+            missed += f" ({', '.join(f'{why}: {times:,}' for why, times in stats.missed.items())})"
+        lines.append(f"slots: {stats.slot_batches:,} hits, {missed}, {stats.pinned_bytes / 1e6:,.0f} MB pinned")
     return lines
 
 

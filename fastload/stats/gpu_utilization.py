@@ -33,6 +33,7 @@ SAMPLES_MIN: Final = 2  # samples that a verdict rests on
 PARTS_MIN: Final = 4  # samples that bounds rest on
 _SHIFTS: Final = (-1.0, -0.5, 0.0, 0.5)
 """Lengths of a sample by which it may have been taken at another time than the driver says."""
+NAMED_MAX: Final = 3  # other programs that are named
 _KEPT: Final = 4096
 _AHEAD_S: Final = 0.5  # a sample's time is the system's if it is at most this far ahead of it ...
 _BEHIND_S: Final = 3.0  # ... and the newest one at most this far behind
@@ -59,6 +60,7 @@ class Seen:
 
     Attributes:
         busy: Share in which kernels ran; ``None`` if it has not said.
+        by: These programs, the busiest first, each with its share if that is known.
         bounds: Least and greatest share in which they can have run; ``None`` if nothing is known.
         is_told: Whether the driver says it at all.
         others: Share in which kernels of other programs ran, at least.
@@ -69,6 +71,7 @@ class Seen:
     is_told: bool = False
     others: float = 0.0
     programs: int = 1
+    by: tuple[str, ...] = ()
     bounds: tuple[float, float] | None = None
 
 
@@ -98,7 +101,7 @@ class Utilization:
         self._was_busy = False
         self._sums = Totals()
         self._shares: deque[tuple[float, int, float]] = deque(maxlen=_KEPT)  # when, which process, and its share
-        self._processes, self._is_listed = 0, False  # how many use the device, and whether as this one is called here
+        self._running: list[int] = []  # processes that use the device
 
     def look(self, between_s: float, *, at_once: bool = False) -> None:
         """Take new samples, if the last look was a second ago or ``at_once``.
@@ -183,8 +186,7 @@ class Utilization:
     def _read_processes(self, nvml: Any, handle: Any, now: float, wall: float) -> None:
         """Record which processes ran kernels since the last look, where the driver says so."""
         try:
-            running = [int(each.pid) for each in nvml.nvmlDeviceGetComputeRunningProcesses(handle)]
-            self._processes, self._is_listed = len(running), os.getpid() in running
+            self._running = [int(each.pid) for each in nvml.nvmlDeviceGetComputeRunningProcesses(handle)]
             found = nvml.nvmlDeviceGetProcessUtilization(handle, max(0, self._seen_process))
         except Exception:  # noqa: BLE001 - not on all devices, and an error if none ran
             return
@@ -201,27 +203,45 @@ class Utilization:
 
     def since(self, began: float) -> Seen:
         """What the driver says about the training since then."""
-        is_told, (others, programs) = not self._is_blind, self._others(began)
+        is_told, (others, programs, by) = not self._is_blind, self._others(began)
         taken = [sample for sample in self._samples.copy() if sample.began >= began and sample.length_s > 0]
         whole = [sample.busy for sample in taken if sample.trained >= WHOLLY_MIN]
         if not self._was_busy:  # a driver that always says 0 says nothing
-            return Seen(None, is_told, others, programs)
+            return Seen(None, is_told, others, programs, by)
         if len(whole) < SAMPLES_MIN:
-            return Seen(None, is_told, others, programs, _bounds(taken) if len(taken) >= PARTS_MIN else None)
-        return Seen(sum(whole) / len(whole), is_told, others, programs)
+            return Seen(None, is_told, others, programs, by, _bounds(taken) if len(taken) >= PARTS_MIN else None)
+        return Seen(sum(whole) / len(whole), is_told, others, programs, by)
 
-    def _others(self, began: float) -> tuple[float, int]:
-        """The least share of other programs, and how many there may be."""
+    def _others(self, began: float) -> tuple[float, int, tuple[str, ...]]:
+        """The least share of other programs, how many there may be, and what is known of them."""
         until, of_process = self._steady.at + EVERY_S, dict[int, list[float]]()
         for when, process, share in self._shares.copy():
             if began <= when <= until and share > 0:
                 of_process.setdefault(process, []).append(share)
         looks = max(map(len, of_process.values()), default=0)  # a process that was idle then may be left out
         shares = {process: sum(found) / looks for process, found in of_process.items()}
-        if shares.pop(os.getpid(), None) is not None or (shares and self._is_listed):
-            return sum(shares.values()), 1
-        # In a container processes have other numbers: this one's share is at most the largest.
-        return sum(shares.values()) - max(shares.values(), default=0.0), max(1, len(shares), self._processes)
+        own, is_listed = os.getpid(), os.getpid() in self._running
+        is_known = shares.pop(own, None) is not None or is_listed
+        if not is_known and shares:  # in a container processes have other numbers: this one's share is the largest
+            programs = max(len(shares), len(self._running))
+            del shares[max(shares, key=shares.__getitem__)]
+        else:
+            programs = 1 if of_process else max(1, len(self._running))
+        if is_listed and not of_process:
+            return 0.0, programs, tuple(self._name_of(each) for each in self._running if each != own)
+        busiest = sorted(shares.items(), key=lambda each: -each[1])[:NAMED_MAX]
+        named = (self._name_of(each) if is_known else "another process" for each, _ in busiest)
+        by = tuple(f"{name} {share:.0%}" for name, (_, share) in zip(named, busiest, strict=True))
+        return sum(shares.values()), programs, by
+
+    def _name_of(self, process: int) -> str:
+        """A process's number and name, as ``nvidia-smi`` has them."""
+        try:
+            found = nvml_and_handle(self._device)[0].nvmlSystemGetProcessName(process)
+            name = os.path.basename((found.decode(errors="replace") if isinstance(found, bytes) else found).split()[0])
+        except Exception:  # noqa: BLE001 - gone since, or another user's
+            return f"process {process}"
+        return f"process {process} ({name})"
 
 
 def _bounds(samples: Sequence[_Sample]) -> tuple[float, float]:

@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from fastload.stats import diagnosis
-from fastload.stats.diagnosis import report
+from fastload.stats.diagnosis import Culprits, report
 from fastload.stats.stats import Totals, make_stats
 from fastload.stats.verdict import REMEDIES, Bottleneck
 
@@ -266,6 +266,36 @@ def test_a_gpu_that_others_use_is_not_busy_with_this_model(others, programs, bot
     verdict = report(figures).verdict
     assert verdict.bottleneck is bottleneck
     assert evidence in str(verdict)
+
+
+@pytest.mark.parametrize(
+    ("others", "evidence"),
+    [
+        (0.45, "as its driver says, namely by process 7 (python3) 45%; use a GPU that no other"),
+        (0.0, "is not known, beside this one there is process 7 (python3) 45%; use a GPU that no other"),
+    ],
+)
+def test_other_programs_are_named_where_they_are_known(others, evidence):
+    figures = stats(made_ms=(5, 1), device=FED, busy=0.97)
+    figures = replace(figures, totals={**figures.totals, "gpu:others": others, "gpu:programs": 2.0})
+    told = report(figures, culprits=Culprits(programs=("process 7 (python3) 45%",)))
+    assert evidence in str(told.verdict)
+
+
+@pytest.mark.parametrize(
+    ("missed", "unpinned", "evidence"),
+    [
+        ({}, "max_pinned_bytes=0", "not pinned: max_pinned_bytes=0"),
+        ({"no slot is free": 90, "larger than a slot": 3}, None, "no pinned slot for 90 batches: no slot is free"),
+        ({}, None, None),
+    ],
+)
+def test_batches_that_were_not_pinned_are_told_why(missed, unpinned, evidence):
+    figures = replace(CASES["pageable"][0], missed=missed)
+    told = report(figures, culprits=Culprits(unpinned=unpinned))
+    assert told.verdict.bottleneck is Bottleneck.PIN
+    assert told.verdict.evidence[2:] == (() if evidence is None else (evidence,))
+    assert ("slots: 0 hits, 93 misses (no slot is free: 90, larger than a slot: 3)" in str(told)) is bool(missed)
 
 
 def test_a_loop_that_leaves_the_gpu_idle_does_so_beside_others_too():

@@ -72,6 +72,9 @@ class Driver:
             raise self.NVMLError_NotFound
         return found
 
+    def nvmlSystemGetProcessName(self, pid):
+        return {7: "/usr/bin/python3 train.py"}[pid]
+
     def nvmlDeviceGetUtilizationRates(self, handle):
         assert handle == "ours"
         self.asked += 1
@@ -285,19 +288,21 @@ def test_a_rate_of_nobody_knows_when_sets_no_bounds(training, driver):
 
 
 @pytest.mark.parametrize(
-    ("shares", "running", "others", "programs"),
+    ("shares", "running", "others", "programs", "by"),
     [
-        ({"own": 90}, [7, 8, os.getpid()], 0.0, 1),
-        ({"own": 50, 7: 45}, [7, os.getpid()], 0.45, 1),
-        ({7: 95}, [7, os.getpid()], 0.95, 1),
-        ({7: 95}, [7], 0.0, 1),  # ours, whose number is another in a container
-        ({7: 95}, [7, 8], 0.0, 2),
-        ({7: 60, 8: 35}, [7, 8], 0.35, 2),
-        ({}, [7, 8], 0.0, 2),
-        ({}, [7], 0.0, 1),
+        ({"own": 90}, [7, 8, os.getpid()], 0.0, 1, ()),
+        ({"own": 50, 7: 45}, [7, os.getpid()], 0.45, 1, ("process 7 (python3) 45%",)),
+        ({7: 10, 8: 40, "own": 40}, [7, os.getpid()], 0.5, 1, ("process 8 40%", "process 7 (python3) 10%")),
+        ({7: 95}, [7, os.getpid()], 0.95, 1, ("process 7 (python3) 95%",)),
+        ({7: 95}, [7], 0.0, 1, ()),  # ours, whose number is another in a container
+        ({7: 95}, [7, 8], 0.0, 2, ()),
+        ({7: 60, 8: 35}, [7, 8], 0.35, 2, ("another process 35%",)),
+        ({}, [7, os.getpid()], 0.0, 2, ("process 7 (python3)",)),
+        ({}, [7, 8], 0.0, 2, ()),
+        ({}, [7], 0.0, 1, ()),
     ],
 )
-def test_other_programs_are_told_from_this_one(training, driver, shares, running, others, programs):
+def test_other_programs_are_told_from_this_one(training, driver, shares, running, others, programs, by):
     driver.running = running
     for second in range(4):
         for pid, share in shares.items():
@@ -305,7 +310,7 @@ def test_other_programs_are_told_from_this_one(training, driver, shares, running
             driver.shares.append((when, os.getpid() if pid == "own" else pid, share))
     training.epoch(400, busy=95)
     training.gpu.look(SHORT, at_once=True)
-    assert training.gpu.since(0.0) == Seen(pytest.approx(0.95), True, pytest.approx(others), programs)
+    assert training.gpu.since(0.0) == Seen(pytest.approx(0.95), True, pytest.approx(others), programs, by)
 
 
 @pytest.mark.parametrize("lacks", ["the package", "the driver", "the device"])

@@ -6,8 +6,8 @@ if it names what is planted, *too early* if it names nothing, and else *wrong*. 
 most loops are also run *relieved*: the same in all else, with that one thing made light. A plant whose relieved loop is
 no faster would prove nothing, so that is reported as well.
 
-``--minutes M`` trains for M minutes with a bottleneck of the model, of decoding and of Python each, and asks for a report
-at the end of every epoch: none may be wrong, and the last one has to be right.
+``--minutes M`` trains for M minutes with a bottleneck of decoding, of Python and, on a GPU, of the model each, and asks
+for a report at the end of every epoch: none may be wrong, and the last one has to be right.
 
 Without a CUDA device those that need one are left out. Without ``nvidia-ml-py`` the loop's own code is not told from
 the model, so the verdict on a loop that leaves the GPU idle is the one on any step that takes long.
@@ -400,7 +400,8 @@ def arguments_for(device: torch.device, *, quick: bool) -> dict[str, Any]:
 
 def train_for(seconds: float, plant: Plant, device: torch.device, *, quick: bool) -> dict[str, Any]:
     """Train for so long, with a report at the end of every epoch; one at least."""
-    epoch, began, rows = QUICK_STEPS[0] if quick else LONG_EPOCH, time.monotonic(), []
+    epoch, began = QUICK_STEPS[0] if quick else LONG_EPOCH, time.monotonic()
+    rows: list[dict[str, Any]] = []
     asked = itertools.takewhile(lambda _: not rows or time.monotonic() - began < seconds, itertools.count(epoch, epoch))
     with plant.beside(), plant.dataset() as dataset:
         step = Step(plant, device)

@@ -46,7 +46,7 @@ BARS_MAX: Final = 20_000  # most bars per row; above this, bars that nearly touc
 APART_MAX: Final = 3  # most threads of one kind that have a row each in the picture
 GAPS: Final = 3  # idle intervals of the device that the picture shows
 _LETTERS: Final = 110  # letters that fit in the picture's width
-_LEGEND: Final = 30  # letters of a name in the legend
+_OWN: Final = 22  # letters of a name of the program's own in the legend
 _CALL_SHARE: Final = 1 / 2000  # share of the window; shorter calls of the CUDA API are left out
 
 
@@ -366,7 +366,8 @@ def _legend(timeline: Timeline, colours: Mapping[str, str]) -> list[Any]:
     from matplotlib.lines import Line2D
     from matplotlib.patches import Patch
 
-    marks: list[Any] = [Patch(color=colour, label=shortened(name, _LEGEND)) for name, colour in timeline.legend]
+    names = ((shortened(name, _OWN) if colour in _PALETTE else name, colour) for name, colour in timeline.legend)
+    marks: list[Any] = [Patch(color=colour, label=name) for name, colour in names]
     if timeline.steps:
         marks.append(Line2D([], [], color=colours["ink"], lw=0.7, label="start of a step"))
     if timeline.gaps:

@@ -399,7 +399,7 @@ def arguments_for(device: torch.device, *, quick: bool) -> dict[str, Any]:
 
 
 def train_for(seconds: float, plant: Plant, device: torch.device, *, quick: bool) -> dict[str, Any]:
-    """Train for so long, with a report at the end of every epoch; one at least."""
+    """Train for so long, but one epoch at least; ask for a report after each."""
     epoch, began = QUICK_STEPS[0] if quick else LONG_EPOCH, time.monotonic()
     rows: list[dict[str, Any]] = []
     asked = itertools.takewhile(lambda _: not rows or time.monotonic() - began < seconds, itertools.count(epoch, epoch))

@@ -149,7 +149,7 @@ def _verdict(stats: Stats, shares: Mapping[Bottleneck, float], culprits: Culprit
 
 
 def _limit_outside_loader(stats: Stats, stall: float) -> Bottleneck | None:
-    """Like that of ``verdict``, also if the driver's figure is known within bounds and both of them say the same."""
+    """The limit if it is not the loader; within bounds of the driver's figure if both say the same."""
     if stats.device is None:
         return limit_outside_loader(stall, None, stats.gpu_busy_least)
     busy, had = stats.gpu_utilization, stats.gpu_busy_least
@@ -161,7 +161,7 @@ def _limit_outside_loader(stats: Stats, stall: float) -> Bottleneck | None:
 
 
 def _bounds(stats: Stats) -> tuple[float, float] | None:
-    """Least and greatest share in which kernels ran on the GPU, where the driver tells no more than that."""
+    """Bounds of the share in which kernels ran, where the driver tells no more."""
     if stats.gpu_utilization is not None or "gpu:most" not in stats.totals:
         return None
     return max(stats.totals["gpu:least"], min(stats.gpu_busy_least, stats.totals["gpu:most"])), stats.totals["gpu:most"]

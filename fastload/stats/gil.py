@@ -32,7 +32,7 @@ def holds_gil(wait_s: float) -> bool:
 
 
 def _scheduled(thread: str) -> tuple[float, float]:
-    """Seconds that a thread has run, and has waited for a core, by the scheduler; 0 if unknown."""
+    """Seconds that a thread has run, and has waited for a core; 0 if unknown."""
     try:
         with open(f"/proc/{thread}/schedstat", encoding="ascii") as file:
             ran, queued, *_ = file.read().split()

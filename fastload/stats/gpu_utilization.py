@@ -213,7 +213,7 @@ class Utilization:
         return Seen(sum(whole) / len(whole), is_told, others, programs, by)
 
     def _others(self, began: float) -> tuple[float, int, tuple[str, ...]]:
-        """The least share of other programs, how many there may be, and what is known of them."""
+        """Other programs: their least share, how many there may be, and their names."""
         until, of_process = self._steady.at + EVERY_S, dict[int, list[float]]()
         for when, process, share in self._shares.copy():
             if began <= when <= until and share > 0:
@@ -245,7 +245,7 @@ class Utilization:
 
 
 def _bounds(samples: Sequence[_Sample]) -> tuple[float, float]:
-    """Least and greatest share of the training in which kernels can have run, if all the rest was busy, or idle."""
+    """Bounds of the training's busy share: pauses may have been all busy, or all idle."""
     trained_s = sum(sample.trained * sample.length_s for sample in samples)
     busy_s = sum(sample.busy * sample.length_s for sample in samples)
     idle_s = sum(sample.length_s for sample in samples) - busy_s

@@ -459,7 +459,10 @@ class _Finder:
 
 
 def _decode_ranges(recording: Recording) -> list[Range]:
-    """The ranges in which a batch is decoded, or painted if it was deferred; decode threads and workers launch none."""
+    """The ranges in which kernels that decode a batch, or paint a deferred one, are launched.
+
+    Decode threads and workers launch none.
+    """
     launching = {key for key, thread in recording.threads.items() if thread.role not in ("decode", "worker")}
     stages = (span for span in recording.ranges if span.name in DECODING and span.domain == DOMAIN)
     return [span for span in stages if span.thread in launching]

@@ -459,7 +459,7 @@ class _Finder:
 
 
 def _decode_ranges(recording: Recording) -> list[Range]:
-    """The ranges in which kernels that decode a batch, or paint a deferred one, are launched.
+    """The ranges that launch kernels to decode a batch, or to paint a deferred one.
 
     Decode threads and workers launch none.
     """

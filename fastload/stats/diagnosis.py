@@ -149,7 +149,7 @@ def _verdict(stats: Stats, shares: Mapping[Bottleneck, float], culprits: Culprit
 
 
 def _limit_outside_loader(stats: Stats, stall: float) -> Bottleneck | None:
-    """The limit if it is not the loader; of two bounds, if both say the same."""
+    """The limit if it is not the loader; of bounds, if both say the same."""
     if stats.device is None:
         return limit_outside_loader(stall, None, stats.gpu_busy_least)
     busy, had = stats.gpu_utilization, stats.gpu_busy_least

@@ -337,6 +337,7 @@ BENCHMARKS: Final[Table] = {
         "verdicts",
         "whether the verdict names bottlenecks that are planted",
         option("--device", default="auto", help="device to train on: auto, cpu, cuda"),
+        number("--minutes", "train for so long each, with a report at every epoch", kind=positive),
         _only("--only"),
         data=False,
     ),

@@ -294,6 +294,19 @@ def verdicts(record: dict[str, Any]) -> str:
     return f"{table(header, rows, texts=4)}\n\nIn all {counts}.{_cut_off(record, 'bottlenecks')}"
 
 
+def minutes(record: dict[str, Any]) -> str:
+    """What the verdict named at every epoch of trainings of minutes."""
+    rows = []
+    for name, plant in record["plants"].items():
+        said, last = [row["judged"] for row in plant["rows"]], plant["rows"][-1]
+        judged = [f"{said.count(word)}" for word in ("right", "too early", "wrong")]
+        load = sum(row["load"] for row in plant["rows"]) / len(said)
+        lasted = f"{last['after_s'] / 60:.1f} minutes, {last['steps']:,} steps"
+        rows.append([name, lasted, f"{len(said)}", *judged, f"{load:.1f}"])
+    header = ["planted", "training", "epochs", "right", "too early", "wrong", "load average"]
+    return f"{table(header, rows, texts=2)}{_cut_off(record, 'bottlenecks')}"
+
+
 _FITS: Final[dict[str | None, tuple[str, str]]] = {
     NATIVE: (
         "JPEG, PNG or WebP files in `ImageFolder` or another dataset that the plan knows, in archives or object "
@@ -904,7 +917,7 @@ TABLES: Final[dict[str, Callable[[dict[str, Any]], str]]] = {
     },
     **{
         made.__name__: made
-        for made in (objectstore, cluster, own, gpudecode, overhead, epochs, share, beside, verdicts)
+        for made in (objectstore, cluster, own, gpudecode, overhead, epochs, share, beside, verdicts, minutes)
     },
 }
 """What stands between markers on a page, by the table's name, beside those of :data:`COLUMNS`."""

@@ -6,6 +6,9 @@ if it names what is planted, *too early* if it names nothing, and else *wrong*. 
 most loops are also run *relieved*: the same in all else, with that one thing made light. A plant whose relieved loop is
 no faster would prove nothing, so that is reported as well.
 
+``--minutes M`` trains for M minutes with a bottleneck of decoding, of Python and, on a GPU, of the model each, and asks
+for a report at the end of every epoch: none may be wrong, and the last one has to be right.
+
 Without a CUDA device those that need one are left out. Without ``nvidia-ml-py`` the loop's own code is not told from
 the model, so the verdict on a loop that leaves the GPU idle is the one on any step that takes long.
 """
@@ -16,10 +19,12 @@ import argparse
 import contextlib
 import importlib.util
 import io
+import itertools
+import os
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
@@ -43,6 +48,8 @@ RELIEVED_MIN: Final = 1.1  # least speed-up of the relieved loop with which the 
 STEPS: Final = (30, 60, 300)  # after which a report is asked for
 QUICK_STEPS: Final = (30, 60)
 EPOCHS: Final = (8, 30, 300)  # lengths of epochs
+LONG: Final = ("GPU", "decode", "Python")  # plants that --minutes trains with
+LONG_EPOCH: Final = 100  # steps of their epochs
 WARM_STEPS: Final = 5
 WARM_S: Final = 0.2  # by which each of the first steps is longer
 
@@ -347,20 +354,22 @@ class Step:
 
 
 def reports(
-    plant: Plant, dataset: Dataset[Any], step: Step, steps: Sequence[int], epoch: int, **arguments: Any
+    plant: Plant, dataset: Dataset[Any], step: Step, steps: Iterable[int], epoch: int, **arguments: Any
 ) -> Iterator[tuple[int, Report]]:
     """Train in epochs; yield the loader's report after each number in ``steps``."""
     arguments.update(plant.arguments)
     arguments["persistent_workers"] = arguments["num_workers"] > 0
-    step.warm, done, wanted = WARM_STEPS, 0, list(steps)
+    left = iter(steps)
+    step.warm, done, wanted = WARM_STEPS, 0, next(left, None)
     with FastLoader(dataset, sampler=range(epoch * (arguments["batch_size"] or 1)), **arguments) as loader:
-        while wanted:
+        while wanted is not None:
             for batch in loader:
                 step(batch)
                 done += 1
-                if done == wanted[0]:
-                    yield wanted.pop(0), loader.report()
-                    if not wanted:
+                if done == wanted:
+                    yield wanted, loader.report()
+                    wanted = next(left, None)
+                    if wanted is None:
                         break
             plant.between(dataset)
 
@@ -384,10 +393,27 @@ def judge(plant: Plant, steps: int, epoch: int, report: Report, *, is_last: bool
     }
 
 
+def arguments_for(device: torch.device, *, quick: bool) -> dict[str, Any]:
+    """Arguments of the loaders."""
+    return {"batch_size": 16, "num_workers": 2 if quick else max(2, min(8, usable_cpus() - 1)), "device": device}
+
+
+def train_for(seconds: float, plant: Plant, device: torch.device, *, quick: bool) -> dict[str, Any]:
+    """Train for so long, but one epoch at least; ask for a report after each."""
+    epoch, began = QUICK_STEPS[0] if quick else LONG_EPOCH, time.monotonic()
+    rows: list[dict[str, Any]] = []
+    asked = itertools.takewhile(lambda _: not rows or time.monotonic() - began < seconds, itertools.count(epoch, epoch))
+    with plant.beside(), plant.dataset() as dataset:
+        step = Step(plant, device)
+        for number, report in reports(plant, dataset, step, asked, epoch, **arguments_for(device, quick=quick)):
+            row = judge(plant, number, epoch, report, is_last=False)
+            rows.append({**row, "after_s": time.monotonic() - began, "load": os.getloadavg()[0]})
+    return {"rows": rows, "speedup_when_relieved": None}
+
+
 def try_plant(plant: Plant, device: torch.device, *, quick: bool) -> dict[str, Any]:
     """Run a plant at all its lengths, and then without the bottleneck."""
-    arguments: dict[str, Any] = {"batch_size": 16, "num_workers": 2 if quick else max(2, min(8, usable_cpus() - 1))}
-    arguments["device"] = device
+    arguments = arguments_for(device, quick=quick)
     steps = QUICK_STEPS if quick else STEPS
     one = plant.epoch or 2 * steps[-1]  # that does not end
     rows, relieved = [], None
@@ -417,14 +443,22 @@ def main(args: argparse.Namespace) -> int:
         raise UsageError(str(error)) from error
     chosen = plants(device, quick=args.quick)
     check_names("--only", args.only or (), chosen)
+    wanted = args.only or chosen
+    if args.minutes and not args.only:
+        wanted = LONG if device.type == "cuda" else LONG[1:]
     results: dict[str, Any] = {}
-    record = {"environment": environment(), "device": device.type, "plants": results, "complete": False}
-    for name in args.only or chosen:
+    record = {"environment": environment(), "device": device.type, "minutes": args.minutes, "plants": results}
+    record["complete"] = False
+    for name in wanted:
         if chosen[name].needs_gpu and device.type != "cuda":
             console().print(f"{name}: left out, it needs a CUDA device")
             continue
         began = time.monotonic()
-        results[name] = result = try_plant(chosen[name], device, quick=args.quick)
+        results[name] = result = (
+            train_for(60 * args.minutes, chosen[name], device, quick=args.quick)
+            if args.minutes
+            else try_plant(chosen[name], device, quick=args.quick)
+        )
         result["seconds"] = time.monotonic() - began
         for row in result["rows"]:
             console().print(
@@ -439,4 +473,6 @@ def main(args: argparse.Namespace) -> int:
     save(args.json, {**record, "judged": counts, "complete": True})
     speedups = [result["speedup_when_relieved"] for result in results.values()]
     proven = all(speedup is None or speedup >= RELIEVED_MIN for speedup in speedups)
+    if args.minutes:
+        proven = all(result["rows"][-1]["judged"] == "right" for result in results.values())
     return 0 if not counts["wrong"] and proven else 1

@@ -300,11 +300,14 @@ class FastLoader(LoaderConfig[T_co]):
 
         It rests on the steady state: warm-up is left out, and its length is shown.
         """
+        from fastload.memory.limits import unpinned_because
         from fastload.stats.steady_report import report_steady
         from fastload.stats.workers_memory import workers_memory
 
         state = state_of(self)
-        made = report_steady(self.stats(), state.steady, list(state.utilizations.values()), state.unseen(self))
+        by_device = dict(state.utilizations)
+        unpinned = next((why for each in by_device if (why := unpinned_because(self, each)) is not None), None)
+        made = report_steady(self.stats(), state.steady, list(by_device.values()), state.unseen(self), unpinned)
         return dataclasses.replace(made, memory=workers_memory(state.worker_pids()))
 
     def state_dict(self) -> dict[str, Any]:

@@ -17,7 +17,7 @@ from fastload._display import card, paragraphs, table
 from fastload._result import Result
 from fastload.autoscale.policy import NATIVE_STREAMS, AutoWorkers, cores_for_loading
 from fastload.loader_state import state_of
-from fastload.memory.limits import pinned_limit, pins, slots_wanted
+from fastload.memory.limits import pinned_limit, pins, slots_wanted, unpinned_because
 from fastload.options import LEVELS_OFF, can_pin, has_state, has_streams, makes_itself, resolve_device
 from fastload.stats.diagnosis import at_most
 
@@ -188,8 +188,7 @@ def _plan_of(loader: LoaderConfig[Any], route: Route, stats: Stats) -> Plan:
         notes.append(f"no slots: {route.no_slots}")
         steps.append(Step("pin", "pin-memory thread" if workers else "main process", "page-locked copy"))
     else:
-        why = "max_pinned_bytes=0" if streams else f"{device.type} has none"
-        notes.append(f"no pinned memory ({why}): copies are slower and hold the host")
+        notes.append(f"no pinned memory ({unpinned_because(loader, device)}): copies are slower and hold the host")
     if streams and loader.device_prefetch:
         ahead = f"up to {loader.device_prefetch} batch{'es' if loader.device_prefetch > 1 else ''} ahead"
         if not workers:

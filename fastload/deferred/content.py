@@ -13,6 +13,7 @@ import numpy as np
 import torch
 
 from fastload import _core
+from fastload.nvtx.stages import stage
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
@@ -241,7 +242,8 @@ def _timed() -> Iterator[None]:
     global _painted_s
     begun = time.perf_counter()
     try:
-        yield
+        with stage("paint"):
+            yield
     finally:
         _painted_s += time.perf_counter() - begun
 

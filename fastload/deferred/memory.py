@@ -16,6 +16,7 @@ from fastload import _core
 from fastload._batch import is_plain
 from fastload.deferred.content import Content
 from fastload.deferred.geometry import part_of, placed
+from fastload.nvtx.stages import stage
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -232,7 +233,8 @@ def paint(memory: _core.DeferredMemory) -> None:
     """Paint a memory now, what the core does not take by Pillow."""
     if memory.content.table.dtype.is_floating_point:  # made faster than torch would have
         memory.content.note_gain()
-    statuses = memory.paint()
-    if any(statuses):
-        images = memory.content.images
-        memory.paint([(i, np.ascontiguousarray(images[i].pixels())) for i, status in enumerate(statuses) if status])
+    with stage("paint"):
+        statuses = memory.paint()
+        if any(statuses):
+            images = memory.content.images
+            memory.paint([(i, np.ascontiguousarray(images[i].pixels())) for i, status in enumerate(statuses) if status])

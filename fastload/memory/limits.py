@@ -14,17 +14,24 @@ if TYPE_CHECKING:
     from fastload.options import LoaderConfig
 
 
+def unpinned_because(loader: LoaderConfig[Any], device: torch.device) -> str | None:
+    """Why batches are not copied through pinned memory; ``None`` if they are."""
+    if not has_streams(device):
+        return f"{device.type} has none"
+    return "max_pinned_bytes=0" if loader.max_pinned_bytes == 0 else None
+
+
 def pins(loader: LoaderConfig[Any], device: torch.device) -> bool:
     """Whether batches are copied through pinned memory."""
-    return has_streams(device) and loader.max_pinned_bytes != 0
+    return unpinned_because(loader, device) is None
 
 
 def no_slots_because(loader: LoaderConfig[Any], device: torch.device) -> str | None:
     """Why workers cannot write into pinned slots; ``None`` if they can."""
     if device.type != "cuda":
         return f"batches go to {device.type}, and slots are registered with CUDA"
-    if not pins(loader, device):
-        return "max_pinned_bytes=0"
+    if (why := unpinned_because(loader, device)) is not None:
+        return why
     if loader.engine == "torch":
         return "engine='torch'"
     if not hasattr(os, "memfd_create"):

@@ -19,16 +19,18 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from contextlib import AbstractContextManager
 
-StageName: TypeAlias = Literal["fetch", "read", "decode", "collate", "h2d", "epilogue", "wait"]
+StageName: TypeAlias = Literal["fetch", "record", "read", "decode", "collate", "paint", "h2d", "epilogue", "wait"]
 
 DOMAIN: Final = "fastload"
 
 # ARGB. A stage has the same colour in every process.
 COLOURS: Final[dict[StageName, int]] = {
     "fetch": 0xFF4E79A7,
+    "record": 0xFFEDC948,
     "read": 0xFFA0CBE8,
     "decode": 0xFF76B7B2,
     "collate": 0xFF59A14F,
+    "paint": 0xFFD37295,
     "h2d": 0xFFF28E2B,
     "epilogue": 0xFFB07AA1,
     "wait": 0xFFE15759,

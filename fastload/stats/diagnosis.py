@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Final
 from fastload._display import card, paragraphs
 from fastload._machine import usable_cpus
 from fastload._result import Result
-from fastload.stats.steady_state import holds_gil
+from fastload.stats.gil import holds_gil
 from fastload.stats.verdict import (
     BUSY_MIN,
     DECODE_COST_MIN,
@@ -40,8 +40,25 @@ _EITHER: Final = (
     "nothing to gain in the loader: whether the GPU takes the time or the loop's own code, fastload profile tells, and "
     "this report may after some seconds where nvidia-ml-py is installed"
 )
+_CUT: Final = "far as its driver tells, whose samples have pauses between epochs in them"
 _WHICH: Final = "fastload profile shows which of them it is"
+_PY_SPY: Final = "py-spy dump shows which thread that is"
 _ASK: Final = "let it ask FastLoader, by super().__iter__() or self._get_iterator(), or use fastload.prefetch_to_device"
+
+
+@dataclass(frozen=True, slots=True)
+class Culprits:
+    """What figures do not name, each as part of a sentence.
+
+    Attributes:
+        thread: The thread that holds the GIL when the loop's thread waits for it, and where; ``None`` if unknown.
+        programs: Other programs on the GPU, those that use most of it first.
+        unpinned: Why batches are not pinned; ``None`` if they are, or if the figures say it.
+    """
+
+    thread: str | None = None
+    programs: tuple[str, ...] = ()
+    unpinned: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,33 +95,33 @@ class Report(Result):
         return [*self.notes, *_figures(self.stats), *([self.memory] if self.memory else [])]
 
 
-def report(stats: Stats, unseen: str | None = None) -> Report:
+def report(stats: Stats, unseen: str | None = None, culprits: Culprits | None = None) -> Report:
     """Judge a loader by its statistics.
 
     Args:
         stats: The figures.
         unseen: Why it may have made batches that are not among them.
+        culprits: Names that they do not have, as far as they are known.
     """
     if unseen is not None and not stats.batches:
         return Report(Verdict(None, (f"no batch was seen: {unseen}",), _ASK), stats)
     seconds = _waited_for(stats)
     total = sum(seconds.values())
     shares = {which: spent / total for which, spent in seconds.items() if spent > 0}
-    return Report(_verdict(stats, shares), stats, shares)
+    return Report(_verdict(stats, shares, culprits or Culprits()), stats, shares)
 
 
-def _verdict(stats: Stats, shares: Mapping[Bottleneck, float]) -> Verdict:
+def _verdict(stats: Stats, shares: Mapping[Bottleneck, float], culprits: Culprits) -> Verdict:
     if stats.batches - stats.epochs < BATCHES_MIN:
         too_few = f"{count(stats.batches, 'batch', 'batches')} in {count(stats.epochs, 'epoch')} are too few to tell"
         return Verdict(None, (too_few,), "ask again after a few more")
     stall, who = _stall(stats)
     waited = f"the {who} waited for batches {stall:.0%} of the time"
-    busy = None if stats.device is None else stats.gpu_utilization
-    limit = limit_outside_loader(stall, busy, stats.gpu_busy_least)
+    limit = _limit_outside_loader(stats, stall)
     if limit is not None:
-        return _not_the_loader(stats, limit, stall, waited)
+        return _not_the_loader(stats, limit, stall, waited, culprits)
     if holds_gil(stats.totals.get("gil_s", 0.0)) and (not shares or max(shares, key=shares.__getitem__) in _BY_GIL):
-        return _waits_for_gil(stats, waited)
+        return _waits_for_gil(stats, waited, culprits.thread)
     if not shares:
         evidence = [waited, "each wait was too short to attribute"]
         return Verdict(None, tuple(evidence), "larger batches are waited for less often")
@@ -117,6 +134,8 @@ def _verdict(stats: Stats, shares: Mapping[Bottleneck, float]) -> Verdict:
         ready = f"although {stats.ready_mean:.1f} batches were ready when it asked, on average"
         return Verdict(None, (waited, ready), _TAKING)
     evidence = [waited, f"{shares[which]:.0%} of that {_meanwhile(stats, which)}"]
+    if which is Bottleneck.PIN and (why := _unpinned(stats, culprits)) is not None:
+        evidence.append(why)
     if stats.python_images and which in (Bottleneck.DECODE, Bottleneck.PYTHON):
         evidence.append(_made_in_python(stats))
     if stats.fetch.queued > _QUEUED_MIN and which is not Bottleneck.STORAGE and which in _MADE:
@@ -129,11 +148,30 @@ def _verdict(stats: Stats, shares: Mapping[Bottleneck, float]) -> Verdict:
     return Verdict.of(which, *evidence, remedy=remedy)
 
 
-def _not_the_loader(stats: Stats, limit: Bottleneck, stall: float, waited: str) -> Verdict:
+def _limit_outside_loader(stats: Stats, stall: float) -> Bottleneck | None:
+    """The limit if it is not the loader; of bounds, if both say the same."""
+    if stats.device is None:
+        return limit_outside_loader(stall, None, stats.gpu_busy_least)
+    busy, had = stats.gpu_utilization, stats.gpu_busy_least
+    if busy is None and (bounds := _bounds(stats)) is not None:
+        found = {limit_outside_loader(stall, share, had) for share in bounds}
+        if len(found) == 1:
+            return found.pop()
+    return limit_outside_loader(stall, busy, had)
+
+
+def _bounds(stats: Stats) -> tuple[float, float] | None:
+    """Bounds of the share in which kernels ran, where the driver tells no more."""
+    if stats.gpu_utilization is not None or "gpu:most" not in stats.totals:
+        return None
+    return max(stats.totals["gpu:least"], min(stats.gpu_busy_least, stats.totals["gpu:most"])), stats.totals["gpu:most"]
+
+
+def _not_the_loader(stats: Stats, limit: Bottleneck, stall: float, waited: str, culprits: Culprits) -> Verdict:
     """Give the evidence on a loop that has its batches in time."""
     if limit in (Bottleneck.LOOP, Bottleneck.STEP) and holds_gil(stats.totals.get("gil_s", 0.0)):
-        return _waits_for_gil(stats, waited)
-    if limit is Bottleneck.GPU and (shared := _shared(stats, waited)) is not None:
+        return _waits_for_gil(stats, waited, culprits.thread)
+    if limit is Bottleneck.GPU and (shared := _shared(stats, waited, culprits.programs)) is not None:
         return shared
     spare: list[str] = []
     if stats.workers and "fetch" in stats.stages:
@@ -141,7 +179,10 @@ def _not_the_loader(stats: Stats, limit: Bottleneck, stall: float, waited: str) 
     if (rate := stats.loader_images_per_s) > stats.images_per_s:
         asked = f"was asked for {stats.images_per_s:,.0f}"
         spare.append(f"the loader could deliver about {rate:,.0f} images/s and {asked}")
+    bounds = _bounds(stats)
     if limit is Bottleneck.STEP:
+        if bounds is not None:
+            spare.insert(0, f"kernels ran on the GPU {_between(bounds)} of it, as {_CUT}")
         return Verdict.of(limit, waited, *spare, remedy=None if stats.device is None else _EITHER)
     remedy = None
     if limit is Bottleneck.GPU and stats.gpu_decode_share >= DECODE_COST_MIN:
@@ -150,14 +191,21 @@ def _not_the_loader(stats: Stats, limit: Bottleneck, stall: float, waited: str) 
     if stats.gpu_busy_least >= BUSY_MIN:
         had = f"the GPU had work for at least {stats.gpu_busy_least:.0%} of it"
         return Verdict.of(limit, waited, had, *spare, remedy=remedy)
-    ran = f"kernels ran on the GPU {stats.gpu_utilization:.0%} of it, as its driver says"
+    share = f"{stats.gpu_utilization:.0%}" if bounds is None else ""
+    if bounds is not None:
+        share = f"at least {bounds[0]:.0%}" if limit is Bottleneck.GPU else f"at most {bounds[1]:.0%}"
+    ran = f"kernels ran on the GPU {share} of it, as its driver says"
     if limit is Bottleneck.GPU:
         return Verdict.of(limit, waited, f"{ran} (other programs' included)", *spare, remedy=remedy)
     why = "it is the loop that leaves it idle, not the loader"
     if stall >= STALL_MIN:
         why = "the loop leaves it idle for longer than the loader does"
-    hardly = (stats.gpu_utilization or 0.0) <= IDLE_MAX
+    hardly = (bounds[1] if bounds is not None else stats.gpu_utilization or 0.0) <= IDLE_MAX
     return Verdict.of(limit, waited, ran, why, *spare, remedy=IDLE if hardly else f"{REMEDIES[limit]}; {_WHICH}")
+
+
+def _between(bounds: tuple[float, float]) -> str:
+    return f"{bounds[0]:.0%} to {bounds[1]:.0%}"
 
 
 def _were_ready(stats: Stats) -> bool:
@@ -166,22 +214,26 @@ def _were_ready(stats: Stats) -> bool:
     return mostly and 0 < stats.workers <= stats.ready_mean
 
 
-def _waits_for_gil(stats: Stats, waited: str) -> Verdict:
+def _waits_for_gil(stats: Stats, waited: str, thread: str | None) -> Verdict:
     waits_ms = 1e3 * stats.totals["gil_s"]
     again = f"the loop's thread waited {waits_ms:,.1f} ms to get the GIL back when it had let go of it"
-    return Verdict.of(Bottleneck.GIL, again, waited)
+    if thread is None:
+        return Verdict.of(Bottleneck.GIL, again, waited, remedy=f"{REMEDIES[Bottleneck.GIL]}; {_PY_SPY}")
+    return Verdict.of(Bottleneck.GIL, again, f"which was held by {thread}", waited)
 
 
-def _shared(stats: Stats, waited: str) -> Verdict | None:
+def _shared(stats: Stats, waited: str, by: tuple[str, ...]) -> Verdict | None:
     """The verdict on a busy GPU that other programs use, too."""
     others, programs = stats.totals.get("gpu:others", 0.0), stats.totals.get("gpu:programs", 1.0)
+    named = [f"namely by {', '.join(by)}"] if by else []
     if others >= 1.0 - BUSY_MIN:
         ran = f"other programs' kernels ran on the GPU for at least {others:.0%} of it, as its driver says"
-        return Verdict.of(Bottleneck.SHARED, waited, ran)
+        return Verdict.of(Bottleneck.SHARED, waited, ran, *named)
     if programs < 2:
         return None
     there = f"the GPU was busy, but {programs:.0f} programs are on it, and whose kernels ran is not known"
-    return Verdict(None, (waited, there), REMEDIES[Bottleneck.SHARED])
+    beside = [f"beside this one there is {', '.join(by)}"] if by else []
+    return Verdict(None, (waited, there, *beside), REMEDIES[Bottleneck.SHARED])
 
 
 def _fetch_is_sampled(stats: Stats) -> bool:
@@ -300,6 +352,16 @@ def _link_busy(stats: Stats) -> float:
 def _is_pageable(stats: Stats) -> bool:
     device = stats.device
     return device is not None and 2 * device.pageable_bytes > device.copied_bytes
+
+
+def _unpinned(stats: Stats, culprits: Culprits) -> str | None:
+    """Why batches came from memory that is not pinned, if it is known."""
+    if not _is_pageable(stats):
+        return None
+    if stats.missed:
+        why, times = max(stats.missed.items(), key=lambda missed: missed[1])
+        return f"no pinned slot for {count(times, 'batch', 'batches')}: {why}"
+    return None if culprits.unpinned is None else f"not pinned: {culprits.unpinned}"
 
 
 def _meanwhile(stats: Stats, which: Bottleneck) -> str:
@@ -440,11 +502,13 @@ def _figures(stats: Stats) -> list[str]:
     )
     if (busy := stats.gpu_utilization) is not None:
         lines.append(f"kernels ran on the GPU {busy:.0%} of the time, as its driver says (other programs' included)")
+    elif (bounds := _bounds(stats)) is not None:
+        lines.append(f"kernels ran on the GPU {_between(bounds)} of the time, as {_CUT}")
     if stats.slots or stats.missed:
-        missed = sum(stats.missed.values())
-        lines.append(
-            f"slots: {stats.slot_batches:,} hits, {missed:,} misses, {stats.pinned_bytes / 1e6:,.0f} MB pinned"
-        )
+        missed = f"{sum(stats.missed.values()):,} misses"
+        if stats.missed:
+            missed += f" ({', '.join(f'{why}: {times:,}' for why, times in stats.missed.items())})"
+        lines.append(f"slots: {stats.slot_batches:,} hits, {missed}, {stats.pinned_bytes / 1e6:,.0f} MB pinned")
     return lines
 
 

@@ -81,13 +81,13 @@ def _call_at(code: CodeType, instruction: int) -> str:
 
 
 def place_of(frame: FrameType) -> str:
-    """Location of the innermost frame of user code: ``file.py:12 in function``."""
+    """Location of the innermost frame of user code, else of all: ``file.py:12 in function``."""
     walked: FrameType | None = frame
     while walked is not None:
         name = walked.f_code.co_filename
         if "/site-packages/" not in name and not name.startswith((_STANDARD, "<frozen")):
             break
-        if walked.f_back is None or walked.f_back.f_code.co_name == "fetch":
+        if walked.f_back is not None and walked.f_back.f_code.co_name == "fetch":
             break
         walked = walked.f_back
     walked = walked or frame

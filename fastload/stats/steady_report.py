@@ -6,7 +6,7 @@ import math
 from dataclasses import replace
 from typing import TYPE_CHECKING, Final
 
-from fastload.stats.diagnosis import BATCHES_MIN, Report, count, report
+from fastload.stats.diagnosis import BATCHES_MIN, Culprits, Report, count, report
 from fastload.stats.gpu_utilization import EVERY_S, Seen
 from fastload.stats.verdict import Bottleneck, Verdict
 
@@ -24,7 +24,11 @@ _OUTSIDE: Final = (Bottleneck.GPU, Bottleneck.LOOP, Bottleneck.STEP)
 
 
 def report_steady(
-    now: Stats, steady: SteadyState, utilizations: Sequence[Utilization] = (), unseen: str | None = None
+    now: Stats,
+    steady: SteadyState,
+    utilizations: Sequence[Utilization] = (),
+    unseen: str | None = None,
+    unpinned: str | None = None,
 ) -> Report:
     """Judge a loader's steady state.
 
@@ -33,6 +37,7 @@ def report_steady(
         steady: Where the steady state begins.
         utilizations: The devices'; the last one is that in use.
         unseen: See :func:`~fastload.stats.diagnosis.report`.
+        unpinned: See :class:`~fastload.stats.diagnosis.Culprits`.
     """
     if not now.batches:
         return report(now, unseen)
@@ -45,8 +50,10 @@ def report_steady(
         utilization.look(now.elapsed_s / max(1.0, now.totals.get("asked", 0.0)), at_once=True)
         seen = utilization.since(stretch.began)
     more = {"gil_s": stretch.gil_s, "gpu:others": seen.others, "gpu:programs": float(seen.programs)}
+    if seen.bounds is not None:
+        more["gpu:least"], more["gpu:most"] = seen.bounds
     judged = replace(judged, gpu_utilization=seen.busy, totals={**judged.totals, **more})
-    told = report(judged, unseen)
+    told = report(judged, unseen, Culprits(steady.holders.most(), seen.by, unpinned))
     verdict = told.verdict
     if verdict.bottleneck is Bottleneck.STEP and judged.device is not None and seen.is_told:
         verdict = _without_driver(verdict, judged)

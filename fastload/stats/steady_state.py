@@ -9,13 +9,13 @@ from __future__ import annotations
 
 import math
 import statistics
-import sys
 import threading
 import time
 from collections import deque
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
+from fastload.stats.gil import GilHolders, gil_wait_s, holds_gil
 from fastload.stats.stats import Stats
 
 if TYPE_CHECKING:
@@ -29,7 +29,6 @@ BLOCKS_MIN: Final = 2  # blocks that a verdict needs
 BLOCKS_LONG: Final = 16  # blocks of a run that may be judged although it has not settled
 BLOCKS_MAX: Final = 32
 _STRETCHES: Final = 512
-_NAP_S: Final = 2e-4  # in which a thread that waits for the GIL wakes and takes it
 
 
 @dataclass(slots=True)
@@ -77,6 +76,7 @@ class SteadyState:
         left: Number of steps until a block may end; it does once :data:`BLOCK_S` have passed, too.
         seconds: Sum of the times between batches in this block.
         first: The statistics of the first epoch; ``None`` until it is over.
+        holders: Threads that held the GIL when the loop's thread waited for it.
     """
 
     def __init__(self, snapshot: Callable[[], Stats]) -> None:
@@ -89,6 +89,7 @@ class SteadyState:
         self._in_flight = 0
         self._epochs = 0
         self.first: Stats | None = None
+        self.holders = GilHolders()
         self._stretches: deque[tuple[float, float]] = deque(maxlen=_STRETCHES)  # of epochs that are over
         self._epoch_began = self.at = 0.0
 
@@ -121,6 +122,8 @@ class SteadyState:
     def end_block(self, now: float) -> None:
         """End the block."""
         before, gil_s = self._snapshot(), gil_wait_s()
+        if holds_gil(gil_s):
+            self.holders.look()
         with self._lock:
             steps = self._length - self.left
             self._blocks.append(_Block(self._before, self._began, steps, self.seconds, gil_s))
@@ -169,8 +172,12 @@ class SteadyState:
         """Return the share of the time between two times in which the loop trained."""
         if end <= begin:
             return 0.0
-        inside = (min(end, until) - max(begin, since) for since, until in reversed(self._all_stretches()))
-        return sum(part for part in inside if part > 0) / (end - begin)
+        inside = 0.0
+        for since, until in reversed(self._all_stretches()):
+            if until <= begin:
+                break
+            inside += max(0.0, min(end, until) - max(begin, since))
+        return inside / (end - begin)
 
     def _all_stretches(self) -> list[tuple[float, float]]:
         return [*self._stretches.copy(), (self._epoch_began, self.at)]
@@ -210,28 +217,3 @@ def settled(paces: Sequence[float], backlog: int) -> int | None:
 def _alike(pace_s: float, usual_s: float) -> bool:
     low, high = sorted((pace_s, usual_s))
     return high <= ALIKE * low or high - low <= ALIKE_S
-
-
-def gil_wait_s() -> float:
-    """Return how long it takes to get the GIL back, without waits for a core."""
-    queued, began = _queued_s(), time.monotonic()
-    time.sleep(_NAP_S)
-    return max(0.0, time.monotonic() - began - _NAP_S - (_queued_s() - queued))
-
-
-def holds_gil(wait_s: float) -> bool:
-    """Whether waits of this mean length say that another thread holds the GIL.
-
-    Each takes the switch interval if that thread runs just then, which it may not where cores are scarce. One of three
-    has to; fewer are what busy cores cost.
-    """
-    return wait_s >= 0.33 * sys.getswitchinterval()
-
-
-def _queued_s() -> float:
-    """Seconds that this thread has waited for a core, by the scheduler; 0 if unknown."""
-    try:
-        with open("/proc/thread-self/schedstat", encoding="ascii") as file:
-            return int(file.read().split()[1]) * 1e-9
-    except (OSError, IndexError, ValueError):
-        return 0.0

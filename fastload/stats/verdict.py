@@ -90,7 +90,7 @@ REMEDIES: Final[Mapping[Bottleneck, str]] = MappingProxyType(
         "bfloat16, torch.compile) makes the run faster",
         Bottleneck.SHARED: "use a GPU that no other program uses: nvidia-smi lists the programs",
         Bottleneck.GIL: "move what another thread computes in Python to a process of its own, or into native code that "
-        "releases the GIL; py-spy dump shows which thread that is",
+        "releases the GIL",
         Bottleneck.LOOP: "launch fewer and larger kernels (a larger batch, torch.compile, CUDA graphs), and let the "
         "host run ahead: no .item(), no prints, no synchronization in every step",
         Bottleneck.LAUNCH: "launch fewer and larger kernels: CUDA graphs (torch.compile(mode='reduce-overhead'), "

@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from fastload.stats import diagnosis
-from fastload.stats.diagnosis import report
+from fastload.stats.diagnosis import Culprits, report
 from fastload.stats.stats import Totals, make_stats
 from fastload.stats.verdict import REMEDIES, Bottleneck
 
@@ -223,6 +223,25 @@ def test_batches_in_time_do_not_make_the_gpu_the_limit(seen, bottleneck, evidenc
     assert "the model is the limit" not in str(told)
 
 
+@pytest.mark.parametrize(
+    ("least", "most", "behind", "bottleneck", "evidence"),
+    [
+        (0.97, 1.0, 0.0, Bottleneck.GPU, "kernels ran on the GPU at least 97% of it, as its driver says"),
+        (0.2, 0.4, 0.0, Bottleneck.LOOP, "kernels ran on the GPU at most 40% of it, as its driver says"),
+        (0.0, 0.01, 0.0, Bottleneck.LOOP, "see that the model is on the GPU"),
+        (0.7, 1.0, 0.0, Bottleneck.STEP, "the GPU 70% to 100% of it, as far as its driver tells, whose samples have"),
+        (0.7, 1.0, 0.95, Bottleneck.GPU, "the GPU had work for at least 95% of it"),
+    ],
+)
+def test_bounds_of_a_busy_share_tell_if_both_of_them_say_the_same(least, most, behind, bottleneck, evidence):
+    figures = stats(fetch=0.5, step_ms=100, made_ms=(9, 1), device=FED, behind=behind)
+    told = report(replace(figures, totals={**figures.totals, "gpu:least": least, "gpu:most": most}))
+    assert told.verdict.bottleneck is bottleneck
+    assert evidence in str(told.verdict)
+    shown = f"  kernels ran on the GPU {max(least, behind):.0%} to {most:.0%} of the time, as far as"
+    assert any(line.startswith(shown) for line in str(told).splitlines())
+
+
 @pytest.mark.parametrize(("busy", "bottleneck"), [(0.3, Bottleneck.LOOP), (0.75, Bottleneck.STORAGE), (None, None)])
 def test_a_loop_that_leaves_the_gpu_idle_longer_than_its_loader_does_is_told_so(busy, bottleneck):
     """Of 100 ms the GPU waits 20 for a batch."""
@@ -247,6 +266,36 @@ def test_a_gpu_that_others_use_is_not_busy_with_this_model(others, programs, bot
     verdict = report(figures).verdict
     assert verdict.bottleneck is bottleneck
     assert evidence in str(verdict)
+
+
+@pytest.mark.parametrize(
+    ("others", "evidence"),
+    [
+        (0.45, "as its driver says, namely by process 7 (python3) 45%; use a GPU that no other"),
+        (0.0, "is not known, beside this one there is process 7 (python3) 45%; use a GPU that no other"),
+    ],
+)
+def test_other_programs_are_named_where_they_are_known(others, evidence):
+    figures = stats(made_ms=(5, 1), device=FED, busy=0.97)
+    figures = replace(figures, totals={**figures.totals, "gpu:others": others, "gpu:programs": 2.0})
+    told = report(figures, culprits=Culprits(programs=("process 7 (python3) 45%",)))
+    assert evidence in str(told.verdict)
+
+
+@pytest.mark.parametrize(
+    ("missed", "unpinned", "evidence"),
+    [
+        ({}, "max_pinned_bytes=0", "not pinned: max_pinned_bytes=0"),
+        ({"no slot is free": 90, "larger than a slot": 3}, None, "no pinned slot for 90 batches: no slot is free"),
+        ({}, None, None),
+    ],
+)
+def test_batches_that_were_not_pinned_are_told_why(missed, unpinned, evidence):
+    figures = replace(CASES["pageable"][0], missed=missed)
+    told = report(figures, culprits=Culprits(unpinned=unpinned))
+    assert told.verdict.bottleneck is Bottleneck.PIN
+    assert told.verdict.evidence[2:] == (() if evidence is None else (evidence,))
+    assert ("slots: 0 hits, 93 misses (no slot is free: 90, larger than a slot: 3)" in str(told)) is bool(missed)
 
 
 def test_a_loop_that_leaves_the_gpu_idle_does_so_beside_others_too():

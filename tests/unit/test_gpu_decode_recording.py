@@ -91,6 +91,30 @@ def test_the_timeline_has_a_row_for_it() -> None:
     assert "decoding on the GPU" in render(make_report(recorded), lay_out(recorded, find(recorded)))
 
 
+def painted(recorded: Recording) -> Recording:
+    """The same with deferred samples, which the GPU paints."""
+    ranges = (replace(each, name="paint") if each.name == "decode" else each for each in recorded.ranges)
+    workers = [stage(name, 10, 900, WORKERS[0]) for name in ("fetch", "record", "collate", "paint")]
+    return replace(recorded, ranges=(*ranges, *workers))
+
+
+def test_deferred_samples_have_a_row_and_bars_of_their_own() -> None:
+    recorded = painted(made())
+    found = find(recorded)
+    assert found.gpu_decode is not None
+    assert (found.gpu_decode.batches, found.gpu_decode.kernels) == (4, 8)
+    timeline = lay_out(recorded, found)
+    rows = {row.label: row for row in timeline.rows}
+    assert "decoding on the GPU" not in rows
+    assert {bar.name for bar in rows["painting on the GPU"].bars} == {"huffman", "rows"}
+    assert {bar.colour for bar in rows["painting on the GPU"].bars} == {COLOURS["paint"]}
+    worker = rows["worker 0" if "worker 0" in rows else "worker"]
+    assert [(bar.name, bar.depth, bar.colour) for bar in worker.bars] == [
+        (name, depth, COLOURS[name]) for depth, name in enumerate(("fetch", "record", "collate", "paint"))
+    ]
+    assert {("record", COLOURS["record"]), ("paint", COLOURS["paint"])} <= {*timeline.legend}
+
+
 def test_without_it_there_is_no_row() -> None:
     recorded = replace(made(), ranges=tuple(each for each in made().ranges if each.thread == MAIN))
     labels = [row.label for row in lay_out(recorded, find(recorded)).rows]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import sys
 from types import SimpleNamespace
@@ -15,6 +16,7 @@ from fastload.stats import gpu_utilization, steady_state
 from fastload.stats.gpu_utilization import Seen, Utilization
 from fastload.stats.stats import Totals, make_stats
 from fastload.stats.steady_state import SteadyState
+from fastload.stats.verdict import Bottleneck, limit_outside_loader
 
 SHORT = 0.01  # from batch to batch
 
@@ -70,6 +72,9 @@ class Driver:
             raise self.NVMLError_NotFound
         return found
 
+    def nvmlSystemGetProcessName(self, pid):
+        return {7: "/usr/bin/python3 train.py"}[pid]
+
     def nvmlDeviceGetUtilizationRates(self, handle):
         assert handle == "ours"
         self.asked += 1
@@ -105,13 +110,19 @@ class Training:
         self.steady = SteadyState(lambda: make_stats(Totals()))
         self.gpu = Utilization(torch.device("cuda", 0), self.steady)
         self.sampled = 100.0
+        self.busy_s = 0.0  # since then, times 100
 
     def passes(self, seconds, busy):
-        """Let time pass, and the driver take samples."""
-        self.now += seconds
-        while self.sampled + self.every_s <= self.now + 1e-9:
-            self.sampled += self.every_s
-            self.driver.samples.append((int((WALL + self.ahead_s + self.sampled) * 1e6), busy))
+        """Let time pass, and the driver average over it."""
+        until = self.now + seconds
+        while self.now < until:
+            ends = self.sampled + self.every_s
+            passed = min(until, ends) - self.now
+            self.now += passed
+            self.busy_s += busy * passed
+            if self.now > ends - 1e-9:
+                self.driver.samples.append((int((WALL + self.ahead_s + ends) * 1e6), round(self.busy_s / self.every_s)))
+                self.sampled, self.busy_s = ends, 0.0
 
     def epoch(self, steps, busy, step_s=SHORT):
         """Take batches, at each of which the copying thread may look."""
@@ -137,6 +148,56 @@ def test_epochs_shorter_than_a_second_are_all_seen(training, driver):
     assert sums["gpu:looks"] >= 9.2 / training.every_s * 0.9
     assert sums["gpu:busy"] == pytest.approx(0.8 * sums["gpu:looks"])
     assert training.gpu.since(0.0) == Seen(pytest.approx(0.8), is_told=True)
+
+
+def words(seen):
+    """What a loop that never waits for batches would be told, if anything."""
+    bounds = seen.bounds or (() if seen.busy is None else (seen.busy,))
+    found = {limit_outside_loader(0.0, share) for share in bounds}
+    return found.pop() if len(found) == 1 else None
+
+
+@pytest.mark.parametrize("lag", [0.0, 0.5, 1.0])  # by which samples are older than the driver says, in lengths of one
+@pytest.mark.parametrize(
+    ("pause_s", "pausing", "training_at", "word"),
+    [
+        (0.034, 100, 100, Bottleneck.GPU),
+        (0.034, 0, 20, Bottleneck.LOOP),
+        (0.034, 100, 20, Bottleneck.LOOP),  # an evaluation
+        (0.008, 0, 100, Bottleneck.GPU),
+        (0.034, 0, 97, None),  # between 76% and 97%
+        (0.4, 0, 100, None),
+        (0.4, 100, 10, None),
+    ],
+)
+def test_epochs_shorter_than_a_sample_are_judged_by_its_worst_case(training, lag, pause_s, pausing, training_at, word):
+    training.every_s = 1 / 6
+    training.ahead_s = lag * training.every_s
+    for _ in range(50):
+        training.epoch(8, training_at, step_s=0.02)
+        training.passes(pause_s, pausing)
+    training.gpu.look(0.02, at_once=True)
+    seen = training.gpu.since(0.0)
+    assert seen.busy is None
+    assert words(seen) is word
+    if seen.bounds is not None:
+        least, most = seen.bounds
+        assert least - 0.01 <= training_at / 100 <= most + 0.01
+
+
+@pytest.mark.parametrize("lag", [0.0, 0.5, 1.0])
+@pytest.mark.parametrize("pause_s", [0.01, 0.1, 0.5])
+@pytest.mark.parametrize("steps", [3, 8, 30])
+def test_no_pause_between_epochs_makes_a_wrong_word(monkeypatch, driver, steps, pause_s, lag):
+    for every_s, pausing, busy in itertools.product((1 / 6, 1.0), (0, 100), (60, 97)):
+        driver.samples.clear()
+        training = Training(monkeypatch, driver)
+        training.every_s, training.ahead_s = every_s, lag * every_s
+        while training.now < 112.0:
+            training.epoch(steps, busy, step_s=0.03)
+            training.passes(pause_s, pausing)
+        training.gpu.look(0.03, at_once=True)
+        assert words(training.gpu.since(0.0)) in (None, Bottleneck.GPU if busy == 97 else Bottleneck.LOOP)
 
 
 def test_what_is_between_two_epochs_is_not_of_the_loop(training):
@@ -195,6 +256,14 @@ def test_a_clock_that_is_not_the_systems_is_not_trusted(training, ahead_s):
     assert 10 <= training.gpu.totals()["gpu:looks"] <= 23
 
 
+def test_a_sample_that_came_after_a_pause_may_be_of_it(training):
+    training.ahead_s, training.every_s = 60.0, 1.0
+    for _ in range(6):
+        training.epoch(330, busy=50)
+        training.passes(0.5, 0)
+    assert training.gpu.since(0.0).busy == pytest.approx(0.5, abs=0.01)
+
+
 def test_too_few_samples_say_nothing_yet(training):
     training.epoch(30, busy=90)
     training.gpu.look(SHORT, at_once=True)
@@ -210,20 +279,30 @@ def test_a_rate_stands_in_for_samples_where_steps_are_short(training, driver):
     assert training.gpu.totals()["gpu:looks"] <= looks + 1  # always of the same part of a step
 
 
+def test_a_rate_of_nobody_knows_when_sets_no_bounds(training, driver):
+    driver.has_samples = False
+    for _ in range(100):
+        training.epoch(8, busy=0)
+        training.passes(0.005, 0)
+    assert training.gpu.since(0.0) == Seen(None, is_told=True)
+
+
 @pytest.mark.parametrize(
-    ("shares", "running", "others", "programs"),
+    ("shares", "running", "others", "programs", "by"),
     [
-        ({"own": 90}, [7, 8, os.getpid()], 0.0, 1),
-        ({"own": 50, 7: 45}, [7, os.getpid()], 0.45, 1),
-        ({7: 95}, [7, os.getpid()], 0.95, 1),
-        ({7: 95}, [7], 0.0, 1),  # ours, whose number is another in a container
-        ({7: 95}, [7, 8], 0.0, 2),
-        ({7: 60, 8: 35}, [7, 8], 0.35, 2),
-        ({}, [7, 8], 0.0, 2),
-        ({}, [7], 0.0, 1),
+        ({"own": 90}, [7, 8, os.getpid()], 0.0, 1, ()),
+        ({"own": 50, 7: 45}, [7, os.getpid()], 0.45, 1, ("process 7 (python3) 45%",)),
+        ({7: 10, 8: 40, "own": 40}, [7, os.getpid()], 0.5, 1, ("process 8 40%", "process 7 (python3) 10%")),
+        ({7: 95}, [7, os.getpid()], 0.95, 1, ("process 7 (python3) 95%",)),
+        ({7: 95}, [7], 0.0, 1, ()),  # ours, whose number is another in a container
+        ({7: 95}, [7, 8], 0.0, 2, ()),
+        ({7: 60, 8: 35}, [7, 8], 0.35, 2, ("another process 35%",)),
+        ({}, [7, os.getpid()], 0.0, 2, ("process 7 (python3)",)),
+        ({}, [7, 8], 0.0, 2, ()),
+        ({}, [7], 0.0, 1, ()),
     ],
 )
-def test_other_programs_are_told_from_this_one(training, driver, shares, running, others, programs):
+def test_other_programs_are_told_from_this_one(training, driver, shares, running, others, programs, by):
     driver.running = running
     for second in range(4):
         for pid, share in shares.items():
@@ -231,7 +310,7 @@ def test_other_programs_are_told_from_this_one(training, driver, shares, running
             driver.shares.append((when, os.getpid() if pid == "own" else pid, share))
     training.epoch(400, busy=95)
     training.gpu.look(SHORT, at_once=True)
-    assert training.gpu.since(0.0) == Seen(pytest.approx(0.95), True, pytest.approx(others), programs)
+    assert training.gpu.since(0.0) == Seen(pytest.approx(0.95), True, pytest.approx(others), programs, by)
 
 
 @pytest.mark.parametrize("lacks", ["the package", "the driver", "the device"])

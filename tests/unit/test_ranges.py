@@ -129,6 +129,48 @@ def test_stages_of_a_process_and_of_its_forks_go_to_files_of_their_own(tmp_path)
     assert [record[1] for record in found if len(record) == 2] == ["trainer"]
 
 
+DEFERRED = """
+import io
+import numpy as np
+from PIL import Image
+from torch.utils.data import Dataset
+from torchvision.transforms import functional
+from fastload import FastLoader
+
+file = io.BytesIO()
+Image.fromarray(np.zeros((256, 256, 3), np.uint8)).save(file, "jpeg")
+
+
+class Photos(Dataset):
+    def __len__(self):
+        return 4
+
+    def __getitem__(self, index):
+        return functional.to_tensor(Image.open(io.BytesIO(file.getvalue())).resize((128, 128)))
+
+
+with FastLoader(Photos(), batch_size=2, num_workers=1, device="cpu") as loader:
+    list(loader)
+assert loader.stats().deferred_images  # the first ones are compared with what torch makes
+"""
+
+
+@pytest.mark.slow
+def test_deferred_samples_are_recorded_and_painted_in_ranges_within_their_fetch(tmp_path):
+    environment = {**os.environ, "FASTLOAD_RANGES": str(tmp_path)}
+    environment.pop("NVTX_INJECTION64_PATH", None)
+    done = interpreters.run(["-c", DEFERRED], env=environment)
+    assert done.returncode == 0, done.stderr
+    spans: dict[str, list[tuple[int, int]]] = {}
+    for record in sorted(record[:6] for record in records(tmp_path) if len(record) == 8):
+        spans.setdefault(record[4], []).append((record[0], record[1]))
+    fetches, recordings, paintings = (spans[name] for name in ("fetch", "record", "paint"))
+    assert len(fetches) == len(recordings) == 2
+    for outer, inner in zip(fetches, recordings, strict=True):
+        assert outer[0] <= inner[0] < inner[1] <= outer[1]
+    assert any(recordings[-1][0] < began < ended < recordings[-1][1] for began, ended in paintings)
+
+
 def test_without_the_variable_stages_cost_nothing(monkeypatch):
     code = "from fastload.nvtx import stages; assert not stages.active()"
     environment = {key: value for key, value in os.environ.items() if key != "FASTLOAD_RANGES"}

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import threading
 from types import SimpleNamespace
 
 import pytest
@@ -14,7 +13,7 @@ from fastload.stats.gpu_utilization import Seen
 from fastload.stats.meter import Meter
 from fastload.stats.stats import Totals, make_stats
 from fastload.stats.steady_report import report_steady
-from fastload.stats.steady_state import BLOCKS_LONG, BLOCKS_MAX, SteadyState, gil_wait_s, holds_gil
+from fastload.stats.steady_state import BLOCKS_LONG, BLOCKS_MAX, SteadyState
 from fastload.stats.verdict import Bottleneck
 
 SLOW, QUICK = 1.0, 0.1
@@ -217,6 +216,9 @@ def on_a_gpu(loop, steps, step_s=QUICK, waits=0.0):
         (Seen(0.97, is_told=True), Bottleneck.GPU),
         (Seen(0.09, is_told=True), Bottleneck.LOOP),
         (Seen(0.97, True, others=0.4), Bottleneck.SHARED),
+        (Seen(None, True, bounds=(0.95, 1.0)), Bottleneck.GPU),
+        (Seen(None, True, bounds=(0.1, 0.3)), Bottleneck.LOOP),
+        (Seen(None, True, bounds=(0.6, 1.0)), None),
         (Seen(0.97, True, programs=2), None),
         (Seen(None, is_told=False), Bottleneck.STEP),
     ],
@@ -275,16 +277,18 @@ def test_a_loop_that_waits_for_the_gil_is_told_so(loop, gil_s, said):
     assert ("5.0 ms to get the GIL back" in str(loop.report())) is (said is Bottleneck.GIL)
 
 
-def test_a_wait_for_the_gil_is_measured():
-    assert not holds_gil(min(gil_wait_s() for _ in range(20)))
-    stop = threading.Event()
-    other = threading.Thread(target=lambda: [sum(range(1000)) for _ in iter(stop.is_set, True)])
-    other.start()
-    try:
-        assert any(holds_gil(gil_wait_s()) for _ in range(2000))  # few of them where cores are scarce
-    finally:
-        stop.set()
-        other.join()
+def test_the_thread_that_holds_the_gil_is_looked_for_when_it_was_waited_for(loop, monkeypatch):
+    looks = []
+    monkeypatch.setattr(loop.steady.holders, "look", lambda: looks.append(loop.gil_s))
+    monkeypatch.setattr(loop.steady.holders, "most", lambda: "thread 'metrics', mostly at log.py:7 in write")
+    for loop.gil_s in [5e-3, 1e-4] * 8:
+        loop.epoch([QUICK] * 4, waits=0.0)
+    assert set(looks) == {5e-3}
+    verdict = loop.report().verdict
+    assert verdict.evidence[1] == "which was held by thread 'metrics', mostly at log.py:7 in write"
+    assert "py-spy" not in verdict.remedy
+    monkeypatch.setattr(loop.steady.holders, "most", lambda: None)
+    assert loop.report().verdict.remedy.endswith("; py-spy dump shows which thread that is")
 
 
 def test_a_meter_tells_of_each_batch_but_of_no_pause(monkeypatch):

@@ -9,7 +9,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from benchmarks import verdicts
+from benchmarks import tables, verdicts
 from benchmarks.__main__ import main as run_benchmark
 from benchmarks.verdicts import EPOCHS, STEPS, Plant, judge, plants, slow_store
 from fastload.stats.diagnosis import Report
@@ -18,6 +18,10 @@ from fastload.stats.verdict import Bottleneck, Verdict
 
 NEED_A_GPU = ["pageable", "link", "another program on the GPU"]
 CPU = torch.device("cpu")
+ROWS = {
+    "rows": [{"steps": 9, "epoch": 9, "judged": "right", "sentence": "So.", "images_per_s": 1.0}],
+    "speedup_when_relieved": None,
+}
 
 
 @pytest.mark.parametrize(("told", "loops_own"), [(True, Bottleneck.LOOP), (False, Bottleneck.STEP)])
@@ -107,6 +111,52 @@ def test_reports_are_of_so_many_steps_and_of_all_epochs(monkeypatch):
     assert [(number, epochs) for number, _, epochs in seen] == [(3, 0), (7, 2)]
 
 
+@pytest.mark.timeout(600)
+@pytest.mark.slow
+def test_a_training_is_judged_at_every_epoch_until_its_time_is_over(tmp_path):
+    file = tmp_path / "minutes.json"
+    given = ["--quick", "--device", "cpu", "--minutes", "0.1", "--only", "Python", "--json", str(file)]
+    assert run_benchmark(["verdicts", *given]) == 0
+    record = json.loads(file.read_text())
+    rows = record["plants"]["Python"]["rows"]
+    assert [row["steps"] for row in rows] == [30 * (1 + number) for number in range(len(rows))]
+    assert rows[-1]["judged"] == "right"
+    assert rows[-1]["after_s"] >= 6.0 > max([0.0, *(row["after_s"] for row in rows[:-1])])
+
+
+@pytest.mark.parametrize(
+    ("said", "code"),
+    [
+        ([None, Bottleneck.DECODE, None, Bottleneck.DECODE], 0),
+        ([None, Bottleneck.PYTHON, Bottleneck.DECODE], 1),
+        ([Bottleneck.DECODE, None], 1),  # at last it has to be right
+    ],
+)
+def test_a_word_that_is_wrong_at_one_epoch_fails_the_run(monkeypatch, tmp_path, said, code):
+    def reports(plant, dataset, step, steps, epoch, **arguments):
+        for number, named in zip(steps, said, strict=False):
+            yield number, Report(Verdict(named, ("so",), ""), Stats())
+
+    monkeypatch.setattr(verdicts, "reports", reports)
+    file = tmp_path / "minutes.json"
+    given = ["--quick", "--device", "cpu", "--minutes", "9", "--only", "decode", "--json", str(file)]
+    assert run_benchmark(["verdicts", *given]) == code
+    record = json.loads(file.read_text())
+    assert [row["said"] for row in record["plants"]["decode"]["rows"]] == [each and each.value for each in said]
+    assert f"| {len(said)} |" in tables.minutes(record)
+
+
+def test_minutes_are_trained_with_what_makes_sense_on_a_cpu(monkeypatch, tmp_path):
+    tried = []
+    monkeypatch.setattr(verdicts, "train_for", lambda seconds, plant, *_, **__: tried.append((seconds, plant)) or ROWS)
+    args = SimpleNamespace(device="cpu", quick=True, minutes=2.0, only=None, json=tmp_path / "minutes.json")
+    assert verdicts.main(args) == 0
+    assert [(seconds, plant.expected) for seconds, plant in tried] == [
+        (120.0, (Bottleneck.DECODE,)),
+        (120.0, (Bottleneck.PYTHON,)),
+    ]
+
+
 def test_a_run_that_is_cut_off_leaves_its_plants(monkeypatch, tmp_path):
     def try_plant(plant, device, *, quick):
         if tried:
@@ -116,7 +166,7 @@ def test_a_run_that_is_cut_off_leaves_its_plants(monkeypatch, tmp_path):
 
     tried, file = [], tmp_path / "verdicts.json"
     monkeypatch.setattr(verdicts, "try_plant", try_plant)
-    args = SimpleNamespace(device="cpu", quick=True, only=None, json=file)
+    args = SimpleNamespace(device="cpu", quick=True, minutes=None, only=None, json=file)
     with pytest.raises(KeyboardInterrupt):
         verdicts.main(args)
     record = json.loads(file.read_text())

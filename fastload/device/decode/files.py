@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from fastload.device.decode.kept import FilesOnDevice
     from fastload.device.decode.policy import NewFile
     from fastload.device.timing import Timing
+    from fastload.nvtx.stages import StageName
 
 KERNELS: Final = {
     "decode.cu": (
@@ -403,7 +404,15 @@ class DecodeRun:
             return 0.0
         return float(self._began.elapsed_time(self._decoded)) * 1e-3
 
-    def start(self, layout: StagedLayout, pixels: torch.Tensor, timing: Timing | None, *, learns: bool) -> None:
+    def start(
+        self,
+        layout: StagedLayout,
+        pixels: torch.Tensor,
+        timing: Timing | None,
+        *,
+        learns: bool,
+        name: StageName = "decode",
+    ) -> None:
         """Launch them on the current stream, in turn; if impossible, all images are bad.
 
         Args:
@@ -411,6 +420,7 @@ class DecodeRun:
             pixels: Device memory for the batch's pixels.
             timing: Of the batch's copy; the kernels are timed if that is.
             learns: Whether points that are found are copied back, to the memory behind the files.
+            name: Of the profiler's range.
         """
         timed = timing is not None and timing.is_timed
         self._began = gave_up = None
@@ -425,7 +435,7 @@ class DecodeRun:
                 if timed:
                     self._began = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
                     self._began.record()
-                with stage("decode"):
+                with stage(name):
                     self.bad.copy_(self._decode(layout, files, pixels), non_blocking=True)
                     if point_bytes and learns:
                         self.points = self._memory[used : used + point_bytes]

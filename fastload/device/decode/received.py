@@ -199,7 +199,7 @@ class ReceivedFiles:
                 bad = decoder.pinned(4 * self.images).view(torch.int32)
                 self._run = DecodeRun(decoder, self._memory[begin : begin + layout.used], bad)
             with decoder.turn:
-                self._run.start(layout, pixels, timing, learns=False)
+                self._run.start(layout, pixels, timing, learns=False, name="paint")
         self._copy_levels(pixels)  # also over what the kernels made of bad files
         return pixels
 
@@ -226,7 +226,7 @@ class ReceivedFiles:
         """Make images on the host."""
         if not places:
             return
-        with stage("decode"):
+        with stage("paint"):
             made = self._paint_images(self._memory, self._batch, places)
         sizes = [self._where[place][1] for place in places]
         for place, part, levels in zip(places, torch.split(self._decoder.pinned(sum(sizes)), sizes), made, strict=True):

@@ -12,7 +12,7 @@ from fastload.profiling.analysis.communication import find_communication
 from fastload.profiling.analysis.launches import find_launches
 from fastload.profiling.recording import intervals
 from fastload.profiling.recording.intervals import Enclosing, Interval
-from fastload.profiling.recording.trace import OPERATOR, STAGES, STEP, Copy, Kernel, ThreadKey
+from fastload.profiling.recording.trace import DECODING, OPERATOR, STAGES, STEP, Copy, Kernel, ThreadKey
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -459,17 +459,21 @@ class _Finder:
 
 
 def _decode_ranges(recording: Recording) -> list[Range]:
-    """The ranges in which a batch's decoding is launched; decode threads and workers launch none."""
+    """The ranges that launch kernels to decode a batch, or to paint a deferred one.
+
+    Decode threads and workers launch none.
+    """
     launching = {key for key, thread in recording.threads.items() if thread.role not in ("decode", "worker")}
-    stages = (span for span in recording.ranges if span.name == "decode" and span.domain == DOMAIN)
+    stages = (span for span in recording.ranges if span.name in DECODING and span.domain == DOMAIN)
     return [span for span in stages if span.thread in launching]
 
 
-def decode_kernels(recording: Recording) -> list[Kernel]:
-    """The kernels that decode images: those launched in a ``decode`` range."""
+def decode_kernels(recording: Recording, names: Sequence[str] = DECODING) -> list[Kernel]:
+    """The kernels that decode images: those launched in ranges of these names."""
     spans: dict[ThreadKey, list[tuple[int, int, int]]] = defaultdict(list)
     for number, span in enumerate(_decode_ranges(recording)):
-        spans[span.thread].append((*span.interval, number))
+        if span.name in names:
+            spans[span.thread].append((*span.interval, number))
     enclosing = {thread: Enclosing(found) for thread, found in spans.items()}
     launched = {
         (call.thread.process, call.correlation)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
+from fastload.profiling.recording.trace import DECODING
 from fastload.stats.verdict import DECODE_COST_MIN, LESS_ON_GPU, STALL_MIN, Bottleneck, Verdict, limit_outside_loader
 
 if TYPE_CHECKING:
@@ -13,7 +14,7 @@ _LAYOUT_SHARE: Final = 0.02
 _BLOCKED: Final = 0.5
 _COLLATING: Final = 0.5
 _CROSSING: Final = 0.6
-_READ: Final = ("fetch", "read")
+_READ: Final = ("fetch", "record", "read")
 _WORKING: Final = 0.3
 _OF_THE_LOADER: Final = (
     Bottleneck.STORAGE,
@@ -150,8 +151,8 @@ def _loader(findings: Findings, reported: Verdict | None) -> tuple[Bottleneck | 
         readers = [thread for thread in findings.threads if "fetch" in thread.stages]
     if not readers:
         return _trust(reported) or (None, "no thread was seen to read samples")
-    fetching, collating, decoding = (_mean(readers, stage) for stage in ("fetch", "collate", "decode"))
-    fetching += _mean(readers, "read")  # for the GPU
+    fetching = sum(_mean(readers, stage) for stage in _READ)
+    collating, decoding = _mean(readers, "collate"), sum(_mean(readers, stage) for stage in DECODING)
     working = fetching + collating + decoding
     where = f"{len(readers)} worker{'s' if len(readers) > 1 else ''}"
     if readers[0].role == "main":

@@ -1,6 +1,7 @@
 """Arrange a recording in rows of bars, one row per thread or stream.
 
-The rows: main thread, feeder, workers or decode threads, copy streams, decoding on the GPU, compute streams. ``html``
+The rows: main thread, feeder, workers or decode threads, copy streams, decoding (of deferred samples: painting) on the
+GPU, compute streams. ``html``
 shows them in a browser; :func:`draw` draws them as a picture.
 """
 
@@ -17,7 +18,7 @@ from typing import TYPE_CHECKING, Any, Final, Literal
 from fastload.nvtx.stages import COLOURS as STAGE_COLOURS
 from fastload.profiling.analysis.findings import decode_kernels
 from fastload.profiling.pages.palette import DARK, LIGHT, contrast, readable_on
-from fastload.profiling.recording.trace import OPERATOR, STAGES, STEP, Kernel, shortened
+from fastload.profiling.recording.trace import DECODING, OPERATOR, STAGES, STEP, Kernel, shortened
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
@@ -38,12 +39,14 @@ COLOURS: Final[dict[str, str]] = {
 """Colours of the loader's stages, those that Nsight shows, and of work on the device."""
 
 _TITLES: Final = {"h2d": "h2d, copy from pinned memory", "call": "call of CUDA", "copy": "copy to the host"}
+_DECODING: Final = {"decode": "decoding", "paint": "painting"}
 _PALETTE: Final = ("#8cb369", "#c9a227", "#5b8e7d", "#bc6c4b", "#7d70ba", "#3d9fb8", "#a1887f", "#9c6644")
 DEPTH_MAX: Final = 5  # levels of nested ranges to draw; deeper ones are left out
 BARS_MAX: Final = 20_000  # most bars per row; above this, bars that nearly touch are joined
 APART_MAX: Final = 3  # most threads of one kind that have a row each in the picture
 GAPS: Final = 3  # idle intervals of the device that the picture shows
 _LETTERS: Final = 110  # letters that fit in the picture's width
+_OWN: Final = 22  # letters of a name of the program's own in the legend
 _CALL_SHARE: Final = 1 / 2000  # share of the window; shorter calls of the CUDA API are left out
 
 
@@ -173,16 +176,18 @@ def _host_bars(recording: Recording, ranges: Iterable[Range]) -> tuple[Bar, ...]
 
 
 def _streams(recording: Recording) -> list[Row]:
-    decodes = {id(kernel) for kernel in decode_kernels(recording)}
+    decodes = {id(kernel): name for name in DECODING for kernel in decode_kernels(recording, (name,))}
     work: dict[tuple[int, int], list[Kernel | Copy]] = defaultdict(list)
-    decoding: dict[tuple[int, int], list[Kernel | Copy]] = defaultdict(list)
+    decoding: dict[tuple[int, int], dict[str, list[Kernel | Copy]]] = defaultdict(lambda: defaultdict(list))
     computing: Counter[tuple[int, int]] = Counter()
     copying: Counter[tuple[int, int]] = Counter()
     items: list[Kernel | Copy] = [*recording.kernels, *recording.copies]
     for item in items:
         key = item.device, item.stream
-        (decoding if id(item) in decodes else work)[key].append(item)
-        if id(item) not in decodes:
+        if (name := decodes.get(id(item))) is not None:
+            decoding[key][name].append(item)
+        else:
+            work[key].append(item)
             (computing if isinstance(item, Kernel) else copying)[key] += item.length_ns
     main = {device: max((k for k in computing if k[0] == device), key=computing.__getitem__) for device, _ in computing}
     many = len({device for device, _ in [*work, *decoding]}) > 1
@@ -198,9 +203,9 @@ def _streams(recording: Recording) -> list[Row]:
         tells = f"stream {key[1]} of {recording.devices.get(key[0], 'GPU')} {key[0]}"
         if key in work:
             rows.append(Row(device + label, "device", _device_bars(recording, work[key]), tells))
-        if key in decoding:  # in a row of their own, though they share the stream with the copies
-            bars = _device_bars(recording, decoding[key], "decode")
-            rows.append(Row(f"{device}decoding on the GPU", "device", bars, tells))
+        for name, kernels in decoding.get(key, {}).items():  # in rows of their own, though the stream is that of copies
+            bars = _device_bars(recording, kernels, name)
+            rows.append(Row(f"{device}{_DECODING[name]} on the GPU", "device", bars, tells))
     return rows
 
 
@@ -361,7 +366,8 @@ def _legend(timeline: Timeline, colours: Mapping[str, str]) -> list[Any]:
     from matplotlib.lines import Line2D
     from matplotlib.patches import Patch
 
-    marks: list[Any] = [Patch(color=colour, label=name) for name, colour in timeline.legend]
+    names = ((shortened(name, _OWN) if colour in _PALETTE else name, colour) for name, colour in timeline.legend)
+    marks: list[Any] = [Patch(color=colour, label=name) for name, colour in names]
     if timeline.steps:
         marks.append(Line2D([], [], color=colours["ink"], lw=0.7, label="start of a step"))
     if timeline.gaps:

@@ -23,6 +23,7 @@ Memory: TypeAlias = Literal["pageable", "pinned", "device", "managed", "unknown"
 Direction: TypeAlias = Literal["host to device", "device to host", "device to device", "other"]
 STAGES: Final[tuple[str, ...]] = get_args(StageName)  # the loader's own ranges, in the domain `fastload`
 LOADING: Final = ("fetch", "collate", "h2d")  # stages of the loader's threads and processes other than decode threads
+DECODING: Final = ("decode", "paint")  # stages in which a device decodes; painting is that of deferred samples
 OPERATOR: Final = "operator"  # the domain of torch's operators, which are not NVTX ranges but show the host's work
 STEP: Final = "step"  # the range that the capture window puts around each training step, in the domain `fastload`
 

@@ -150,7 +150,7 @@ def uninstall() -> None:
 def _register(old: Any, new: Any) -> None:
     """Replace a function in v2's table of kernels as well, and within what takes the type off its tensors."""
     v2: Any = sys.modules.get("torchvision.transforms.v2.functional._utils")
-    wrapped = getattr(v2, "_kernel_tv_tensor_wrapper", _register)
+    wrapped: Any = getattr(v2, "_kernel_tv_tensor_wrapper", _register)
     for kernels in getattr(v2, "_KERNEL_REGISTRY", {}).values():
         for kind, kernel in kernels.items():
             if kernel is old:

@@ -132,6 +132,8 @@ constexpr std::pair<const char*, Step::Kind> kSteps[] = {
     {"torch_brightness", Step::Kind::torch_brightness},
     {"torch_contrast", Step::Kind::torch_contrast},
     {"torch_saturation", Step::Kind::torch_saturation},
+    {"torch_hue", Step::Kind::torch_hue},
+    {"torch_permute", Step::Kind::permute},
     {"torch_grayscale", Step::Kind::torch_grayscale},
     {"torch_autocontrast", Step::Kind::torch_autocontrast},
     {"torch_invert", Step::Kind::invert},  // as on images, as are the next three
@@ -148,6 +150,7 @@ constexpr std::pair<const char*, Step::Kind> kSteps[] = {
     {"gaussian_blur", Step::Kind::gaussian_blur},
     {"convolve", Step::Kind::convolve},
     {"pad", Step::Kind::pad},
+    {"crop", Step::Kind::crop},
 };
 constexpr std::pair<const char*, DrawOp::Comparison> kComparisons[] = {
     {"less", DrawOp::Comparison::less},
@@ -293,6 +296,12 @@ DrawOp op_from(const std::string& kind, const nb::dict& fields, int depth) {
         op.step.radii = nb::cast<std::array<float, 2>>(value);
       } else if (name == "weights") {  // float32, row by row
         op.step.weights = weights_from(nb::cast<nb::bytes>(value));
+      } else if (name == "twice") {
+        op.step.twice = nb::cast<unsigned>(value);
+      } else if (name == "planar") {
+        op.step.planar = nb::cast<bool>(value);
+      } else if (name == "order") {
+        op.step.order = nb::cast<ChannelOrder>(value);
       } else if (name == "sampling") {
         op.step.sampling = sampling_from(nb::cast<std::string>(value));
       } else if (name == "fill") {

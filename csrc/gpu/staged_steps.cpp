@@ -73,7 +73,9 @@ class StagedSteps {
       case Kind::contrast: return add_factor(StagedKind::contrast, step.value);
       case Kind::saturation: return add_factor(StagedKind::saturation, step.value);
       case Kind::sharpness: return add_factor(StagedKind::sharpness, step.value);
-      case Kind::torch_contrast: return add_factor(StagedKind::torch_contrast, step.value);
+      case Kind::torch_contrast:
+        return step.twice == 0 && std::int64_t{height_} * width_ <= kMostExactGrays &&
+               add_factor(StagedKind::torch_contrast, step.value);
       case Kind::torch_saturation: return add_factor(StagedKind::torch_saturation, step.value);
       case Kind::hue: append(StagedKind::hue).numbers[0] = static_cast<std::uint8_t>(step.value); return true;
       case Kind::grayscale: append(StagedKind::grayscale); return true;
@@ -98,6 +100,8 @@ class StagedSteps {
       case Kind::resize: return add_resize(step);
       case Kind::gaussian_filter: return add_filter(step);
       case Kind::convolve: return add_convolution(step);
+      case Kind::torch_hue:
+      case Kind::permute: return false;  // no kernel does these
     }
     return false;
   }

@@ -4,7 +4,6 @@
 #include <string>
 
 #include "base/buffer.h"
-#include "image/color/color.h"
 #include "image/filters/blur.h"
 #include "image/filters/convolve.h"
 #include "image/filters/gaussian.h"
@@ -65,8 +64,10 @@ class Work {
       case Kind::autocontrast: autocontrast(own()); return true;
       case Kind::equalize: equalize(own()); return true;
       case Kind::torch_brightness: torch_brightness(own(), step.value); return true;
-      case Kind::torch_contrast: torch_contrast(own(), step.value); return true;
+      case Kind::torch_contrast: torch_contrast(own(), step.value, step.twice, step.planar); return true;
       case Kind::torch_saturation: torch_saturation(own(), step.value); return true;
+      case Kind::torch_hue: torch_hue(own(), step.value); return true;
+      case Kind::permute: permute_channels(own(), step.order); return true;
       case Kind::torch_grayscale: torch_grayscale(own()); return true;
       case Kind::torch_autocontrast: torch_autocontrast(own()); return true;
       case Kind::flip_horizontal: return turn(Transpose::flip_horizontal);

@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "base/image.h"
+#include "image/color/color.h"
 #include "image/transform/transform.h"
 #include "resample/resample.h"
 
@@ -28,8 +29,10 @@ struct Step {
     equalize,      //
     // The next are torchvision's on uint8 tensors; the others that it has there give the same values.
     torch_brightness,    // value
-    torch_contrast,      // value
+    torch_contrast,      // value, twice, planar
     torch_saturation,    // value
+    torch_hue,           // value: the factor
+    permute,             // order
     torch_grayscale,     //
     torch_autocontrast,  //
     flip_horizontal,     //
@@ -57,6 +60,9 @@ struct Step {
   PadMode mode = PadMode::constant;
   Filter filter = Filter::bilinear;
   std::shared_ptr<const std::vector<float>> weights;
+  unsigned twice = 0;
+  bool planar = false;
+  ChannelOrder order{0, 1, 2};
 };
 
 // Whether a crop or a pad fits an image of height x width.

@@ -110,7 +110,12 @@ std::string fault(const DrawOp& op) {
   if (op.step.kind == Step::Kind::convolve) {
     if (std::string reason = weights_fault(op.step); !reason.empty()) return reason;
   }
-  if (op.kind == Kind::step && op.step.kind == Step::Kind::pad) {
+  if (op.kind == Kind::step && op.step.kind == Step::Kind::permute) {
+    for (const int channel : op.step.order) {
+      if (channel < 0 || channel > 2) return "a channel must be from 0 to 2";
+    }
+  }
+  if (op.kind == Kind::step && (op.step.kind == Step::Kind::pad || op.step.kind == Step::Kind::crop)) {
     const PixelBox& margins = op.step.box;
     if (margins.top < 0 || margins.left < 0 || margins.height < 0 || margins.width < 0) return "margins must be >= 0";
   }
@@ -196,6 +201,14 @@ struct GeometryBuilder {
           return false;
         }
         size = {size.height + box.top + box.height, size.width + box.left + box.width};
+        box.height = size.height;
+        box.width = size.width;
+        break;
+      case Step::Kind::crop:  // so does its box
+        if (std::int64_t{box.top} + box.height >= size.height || std::int64_t{box.left} + box.width >= size.width) {
+          return false;
+        }
+        size = {size.height - box.top - box.height, size.width - box.left - box.width};
         box.height = size.height;
         box.width = size.width;
         break;

@@ -23,7 +23,7 @@ import torch.utils.dlpack
 from PIL import Image
 
 from fastload import _core
-from fastload.deferred import canvas, copies, decoding, joins, memory, rearranged, stacks
+from fastload.deferred import canvas, colors, copies, decoding, joins, memory, rearranged, stacks
 from fastload.deferred.content import Content, take_painted_s
 from fastload.deferred.geometry import SIDE_MIN, strides_of
 from fastload.deferred.recorder import (
@@ -180,6 +180,8 @@ class Deferral:
             original = getattr(sys.modules.get(home), function, None)
             if is_written_in(original, home) and original.__name__ == function:
                 replace(sys.modules[home], function, self.on_levels(original, methods))
+        for home, function, new in colors.functions(self.recorder, self._is_on):
+            replace(home, function, new)
         for holder, function in _POINTERS:
             replace(holder, function, _before(getattr(holder, function), _paint))
         replace(torch.utils, "swap_tensors", _before(torch.utils.swap_tensors, memory.forget))

@@ -55,7 +55,7 @@ _PLAIN: Final = frozenset(
 )
 _CONTAINERS: Final = frozenset([list, tuple, set, frozenset, dict])
 _DEPTH_MAX: Final = 4
-_UNKNOWN: Final = object()
+UNKNOWN: Final = object()
 """What a handler returns where a call cannot be recorded."""
 
 
@@ -102,13 +102,13 @@ class CallRecorder(TorchFunctionMode):
                 deferred_memory.leave_by(tensor)
         if func in _MAKERS and is_plain_context():
             made = _MAKERS[func](self, func, args, kwargs)
-            if made is not _UNKNOWN:
+            if made is not UNKNOWN:
                 return made
         if func not in _PASSED and (_are_deferred(args) or (kwargs and _are_deferred(kwargs.values()))):
             handler = _HANDLERS.get(func)
             if handler is not None and is_plain_context():
                 result = handler(self, func, args, kwargs)
-                if result is not _UNKNOWN:
+                if result is not UNKNOWN:
                     return result
             self.paint(func, args, kwargs)
         return NotImplemented if func is called else func(*args, **kwargs)
@@ -179,7 +179,7 @@ def _either(first: Handler, second: Handler | None) -> Handler:
         made = first(recorder, func, args, kwargs)
         if made is not NotImplemented:
             return made
-        return _UNKNOWN if second is None else second(recorder, func, args, kwargs)
+        return UNKNOWN if second is None else second(recorder, func, args, kwargs)
 
     return handle
 
@@ -280,13 +280,13 @@ def part_of_tensor(tensor: Any) -> tuple[Any, Content, bool] | None:
 
 
 def _deferred(content: Content, dims: int, kind: type, stride: tuple[int, ...] | None) -> Any:
-    """Make a tensor that is deferred, or ``_UNKNOWN`` without memory for it."""
+    """Make a tensor that is deferred, or ``UNKNOWN`` without memory for it."""
     height, width = content.image_size
     shape = (len(content.images), 3, height, width)[-dims:]
     try:
         tensor = deferred_memory.tensor_of(content, shape, stride or strides_of(shape, planar=content.planar))
     except MemoryError:
-        return _UNKNOWN
+        return UNKNOWN
     return tensor if kind is torch.Tensor else tensor.as_subclass(kind)
 
 
@@ -311,8 +311,8 @@ def recorded(
         stride: Its strides, if they are not the usual ones of its images.
     """
     made = _deferred(content, dims, kind, stride)
-    if made is _UNKNOWN or not recorder.checked(key, content, made, by_torch):
-        return _UNKNOWN
+    if made is UNKNOWN or not recorder.checked(key, content, made, by_torch):
+        return UNKNOWN
     return made
 
 
@@ -389,12 +389,12 @@ def pointwise(recorder: CallRecorder, func: Any, args: tuple[Any, ...], kwargs: 
     arguments = (*args, *kwargs.values())
     images = [each for each in arguments if type(each) in _IMAGES and deferred_memory.memory_of(each) is not None]
     if len(images) != 1 or "out" in kwargs:
-        return _UNKNOWN
+        return UNKNOWN
     tensor = images[0]
     if (found := _part_of_values(tensor)) is None:
-        return _UNKNOWN
+        return UNKNOWN
     if (call := _call_of(func, tensor, args, kwargs)) is None:
-        return _UNKNOWN
+        return UNKNOWN
     content = found[1]
 
     def run(levels: torch.Tensor) -> Any:
@@ -410,7 +410,7 @@ def pointwise(recorder: CallRecorder, func: Any, args: tuple[Any, ...], kwargs: 
         if table is None or type(tensor) is not torch.Tensor:
             values = run(content.table)
             if not _is_table(values, tensor):
-                return _UNKNOWN
+                return UNKNOWN
             if values.data_ptr() == content.table.data_ptr():  # as of ``float()``, if it is
                 return as_view(recorder, func, args, kwargs)
             _require_certain(func, args, kwargs, content.table, values)
@@ -421,7 +421,7 @@ def pointwise(recorder: CallRecorder, func: Any, args: tuple[Any, ...], kwargs: 
     except Exception as error:  # torch raises it again, for the image
         if not _is_torchs(error):
             raise
-        return _UNKNOWN
+        return UNKNOWN
     made = content.with_values(table, fills)
     stride = tensor.stride() if _is_one_with_channels_last(tensor) else None
     key = func, tensor.dim(), content.planar, content.table.dtype, stride is None
@@ -430,7 +430,7 @@ def pointwise(recorder: CallRecorder, func: Any, args: tuple[Any, ...], kwargs: 
         return _by_torch(func, args, kwargs, tensor, content)
 
     result = recorded(recorder, key, made, tensor.dim(), kind, by_torch, stride)
-    if version and result is not _UNKNOWN and not result.is_inference():
+    if version and result is not UNKNOWN and not result.is_inference():
         torch._C._increment_version([result] * version)
     return result
 
@@ -447,7 +447,7 @@ def called_on_levels(recorder: CallRecorder, func: Any, args: tuple[Any, ...], k
         if not deferred_memory.is_deferred(args[0]):
             return None
         result = pointwise(recorder, func, args, kwargs)
-    return None if result is _UNKNOWN else result
+    return None if result is UNKNOWN else result
 
 
 def _is_one_with_channels_last(tensor: Any) -> bool:
@@ -535,9 +535,9 @@ def _in_place(recorder: CallRecorder, func: Any, args: tuple[Any, ...], kwargs: 
     tensor = args[0]
     found = _part_of_values(tensor)
     if found is None or not found[2] or not may_change(tensor):
-        return _UNKNOWN
+        return UNKNOWN
     if (call := _call_of(func, tensor, args, kwargs)) is None:
-        return _UNKNOWN
+        return UNKNOWN
     memory, content, _ = found
 
     def run(levels: torch.Tensor) -> torch.Tensor:
@@ -558,14 +558,14 @@ def _in_place(recorder: CallRecorder, func: Any, args: tuple[Any, ...], kwargs: 
     except Exception as error:  # torch raises it again, for the image
         if not _is_torchs(error):
             raise
-        return _UNKNOWN
+        return UNKNOWN
     made = content.with_values(table, fills)
     kind = _type_of_result(func, tensor, content, *args[1:], **kwargs)
     result = tensor if kind is type(tensor) else as_view(recorder, _T.as_subclass, (tensor, kind), {})
     key = func, tensor.dim(), content.planar, content.table.dtype
     by_torch = lambda: _by_torch(func, args, kwargs, tensor, content)  # noqa: E731
     if not recorder.checked(key, made, result, by_torch) or not deferred_memory.change(memory, made):
-        return _UNKNOWN
+        return UNKNOWN
     if not tensor.is_inference():
         torch._C._increment_version((tensor,))
     return result
@@ -578,7 +578,7 @@ def may_change(tensor: torch.Tensor) -> bool:
 
 def _clone(recorder: CallRecorder, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     if len(args) != 1 or kwargs or (found := part_of_tensor(args[0])) is None:
-        return _UNKNOWN
+        return UNKNOWN
     tensor, content = args[0], found[1]
     key = func, tensor.dim(), content.planar, content.table.dtype
     kind = _type_of_result(func, tensor, content)
@@ -587,7 +587,7 @@ def _clone(recorder: CallRecorder, func: Any, args: tuple[Any, ...], kwargs: dic
 
 def _contiguous(recorder: CallRecorder, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     if len(args) != 1 or kwargs or (found := part_of_tensor(args[0])) is None:
-        return _UNKNOWN
+        return UNKNOWN
     tensor, content = args[0], found[1]
     if tensor.is_contiguous():
         return as_view(recorder, func, args, kwargs)
@@ -599,15 +599,15 @@ def _contiguous(recorder: CallRecorder, func: Any, args: tuple[Any, ...], kwargs
 
 def _flip(recorder: CallRecorder, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     if not args or (found := part_of_tensor(args[0])) is None:
-        return _UNKNOWN
+        return UNKNOWN
     tensor, content = args[0], found[1]
     dims: Any = args[1:] or tuple(kwargs.values())
     dims = dims[0] if len(dims) == 1 and isinstance(dims[0], list | tuple) else dims
     if set(kwargs) - {"dims"} or not all(type(each) is int for each in dims):
-        return _UNKNOWN
+        return UNKNOWN
     axes = [each - tensor.dim() if each >= 0 else each for each in dims]
     if not axes or len(set(axes)) < len(axes) or not set(axes) <= {-1, -2}:
-        return _UNKNOWN
+        return UNKNOWN
     made = flipped(content, horizontally=-1 in axes, vertically=-2 in axes)
     key = func, tuple(sorted(axes)), tensor.dim(), content.planar, content.table.dtype
     kind = _type_of_result(func, tensor, content, *args[1:], **kwargs)
@@ -624,18 +624,18 @@ def _interpolate(recorder: CallRecorder, func: Any, args: tuple[Any, ...], kwarg
     options = given.get("align_corners"), given.get("recompute_scale_factor")
     plain = given.get("scale_factor") is None and all(each is None or each is False for each in options)
     if type(tensor) is not torch.Tensor or tensor.dim() != 4 or type(mode) is not str or not plain:
-        return _UNKNOWN
+        return UNKNOWN
     size = _size_of(given.get("size"))
     if size is None or given.get("antialias") is not True or TENSOR_FILTERS.get(mode) not in tensor_filters():
-        return _UNKNOWN
+        return UNKNOWN
     found = part_of_tensor(tensor[0] if len(tensor) == 1 else tensor)  # whatever the stride of one image
     if found is None or found[1].fills or not is_identity(found[1].table):
-        return _UNKNOWN
+        return UNKNOWN
     content = found[1]
     images = [image.resized(size, TENSOR_FILTERS[mode]) for image in content.images]
     resized = tuple(image for image in images if image is not None)
     if len(resized) < len(images):
-        return _UNKNOWN
+        return UNKNOWN
     stride = tensor.stride()
     planar = content.planar or stride[0] < tensor.shape[2] * stride[2]  # else torch takes it for channels_last
     made = Content(resized, content.table, planar)
@@ -685,25 +685,25 @@ def _set(recorder: CallRecorder, func: Any, args: tuple[Any, ...], kwargs: dict[
     found = part_of_tensor(tensor)
     places = index if isinstance(index, tuple) else (index,)
     if found is None or not found[2] or not all(type(each) in _BASIC for each in places):
-        return _UNKNOWN
+        return UNKNOWN
     if type(value) not in (int, float, bool, torch.Tensor) or _constant(value) is None:
-        return _UNKNOWN
+        return UNKNOWN
     memory, content, _ = found
     if not may_change(tensor):
-        return _UNKNOWN
+        return UNKNOWN
     box = tensor[index]
     if not box.numel():
-        return _UNKNOWN
+        return UNKNOWN
     where = placed(box, content, side_min=1)
     if where is None:
-        return _UNKNOWN
+        return UNKNOWN
     try:
         values = torch.empty((1,) * (box.dim() - 3) + (3, 1, 1), dtype=tensor.dtype)
         values[:] = value
     except Exception as error:  # torch raises it again, for the image
         if not _is_torchs(error):
             raise
-        return _UNKNOWN
+        return UNKNOWN
     images, area = where
     fills = tuple(Fill(image, area, values.reshape(3)) for image in images)
     made = replace(content, fills=content.fills + fills)
@@ -716,7 +716,7 @@ def _set(recorder: CallRecorder, func: Any, args: tuple[Any, ...], kwargs: dict[
     key = func, tensor.dim(), content.planar, content.table.dtype
     alike = tensor.as_subclass(torch.Tensor)
     if not recorder.checked(key, made, alike, by_torch) or not deferred_memory.change(memory, made):
-        return _UNKNOWN
+        return UNKNOWN
     if not tensor.is_inference():
         torch._C._increment_version((tensor,))
     return None
@@ -736,9 +736,9 @@ def _as_it_is(recorder: CallRecorder, func: Any, args: tuple[Any, ...], kwargs: 
     if func is _T.__getitem__:
         places = args[1] if isinstance(args[1], tuple) else (args[1],)
         known = all(type(each) in _BASIC for each in places)
-        return as_view(recorder, func, args, kwargs) if known else _UNKNOWN
+        return as_view(recorder, func, args, kwargs) if known else UNKNOWN
     wanted = args[1] if len(args) > 1 else kwargs.get("requires_grad", True)
-    return func(*args, **kwargs) if wanted is False else _UNKNOWN
+    return func(*args, **kwargs) if wanted is False else UNKNOWN
 
 
 def named(*names: str) -> list[Any]:

@@ -148,12 +148,15 @@ def uninstall() -> None:
 
 
 def _register(old: Any, new: Any) -> None:
-    """Replace a function in v2's table of kernels as well."""
+    """Replace a function in v2's table of kernels as well, and within what takes the type off its tensors."""
     v2: Any = sys.modules.get("torchvision.transforms.v2.functional._utils")
+    wrapped: Any = getattr(v2, "_kernel_tv_tensor_wrapper", _register)
     for kernels in getattr(v2, "_KERNEL_REGISTRY", {}).values():
         for kind, kernel in kernels.items():
             if kernel is old:
                 kernels[kind] = new
+            elif getattr(kernel, "__wrapped__", None) is old and kernel.__code__ in wrapped.__code__.co_consts:
+                kernels[kind] = wrapped(new)
 
 
 def _function(original: Any, read: Callable[..., Node | None], change: Change) -> Any:

@@ -28,6 +28,13 @@ register_codec(__file__)
 
 PARTS_MAX: Final = 2
 """Parts of an image that are decoded one by one. For the next part, the whole image is decoded."""
+_OF_PIXELS: Final = frozenset(
+    [
+        *("brightness", "saturation", "hue", "grayscale", "invert", "posterize", "solarize"),
+        *("torch_brightness", "torch_saturation", "torch_hue", "torch_permute"),
+    ]
+)
+"""Steps that change each pixel by itself."""
 COMPARED: Final = 2
 """The first results in a process that Pillow makes as well. If its bits differ, images are lazy no more."""
 
@@ -142,7 +149,7 @@ class File:
         """Make a part natively; ``None`` if the core does not decode this file."""
         self._parts += 1
         if self._whole is None and self._parts <= PARTS_MAX:
-            pixels = self._decoded(pending, None if pending.border else out)
+            pixels = self._decoded(pending, out if pending.size == pending.inner_size else None)
         else:
             if self._whole is None:
                 self._whole = self._decoded(Pending(self, (0, 0, *self.size)))
@@ -151,7 +158,8 @@ class File:
         if pixels is None or not steps:
             return pixels
         width, height = pending.size
-        made = pixels if pending.border is None else np.empty((height, width, 3), np.uint8) if out is None else out
+        keeps_size = pending.size == pending.inner_size
+        made = pixels if keeps_size else np.empty((height, width, 3), np.uint8) if out is None else out
         return made if _core.apply_steps(steps, pixels, made) else None
 
     def _decoded(self, pending: Pending, out: NDArray[np.uint8] | None = None) -> NDArray[np.uint8] | None:
@@ -246,7 +254,7 @@ class Pending:
         mirrored: Whether to flip the result horizontally.
         flipped: Whether to flip it vertically.
         border: What to put around that; ``None`` if nothing.
-        steps: What to do then, for ``_core.apply_steps``. Keeps the size.
+        steps: What to do then, for ``_core.apply_steps``. Only crops change the size.
     """
 
     file: File
@@ -272,6 +280,10 @@ class Pending:
         if self.border is not None:
             top, left, bottom, right = self.border.margins
             width, height = left + width + right, top + height + bottom
+        for kind, fields in self.steps:
+            if kind == "crop":
+                top, left, bottom, right = fields["margins"]
+                width, height = width - left - right, height - top - bottom
         return width, height
 
     @property
@@ -321,7 +333,7 @@ class Pending:
     def cropped(self, box: tuple[int, int, int, int]) -> Pending | None:
         """Crop to a box within the image; ``None`` if it is too late for that."""
         if self.steps:
-            return None
+            return self._cropped_behind_steps(box)
         if self.border is not None:
             return self._cropped_with_border(self.border, box)
         width, height = self.size
@@ -334,6 +346,17 @@ class Pending:
         area = x + left, y + top, x + right, y + bottom
         made = replace(self, box=area) if self.target is None else replace(self, window=area)
         return made.made() if made.is_small else made
+
+    def _cropped_behind_steps(self, box: tuple[int, int, int, int]) -> Pending | None:
+        if not any(kind.startswith("torch_") for kind, _ in self.steps):
+            return None  # images of Pillow's are often cropped several times
+        if all(kind in _OF_PIXELS for kind, _ in self.steps):
+            first = replace(self, steps=()).cropped(box)
+            if first is not None:
+                return replace(first, steps=self.steps)
+        width, height = self.size
+        left, top, right, bottom = box
+        return self.changed("crop", {"margins": (top, left, height - bottom, width - right)})
 
     def _cropped_with_border(self, border: Border, box: tuple[int, int, int, int]) -> Pending | None:
         above, before, _, _ = border.margins
@@ -378,7 +401,7 @@ class Pending:
         return replace(self, flipped=not self.flipped, border=border) if is_flip else None
 
     def changed(self, kind: str, fields: dict[str, Any]) -> Pending:
-        """Add a step that keeps the size."""
+        """Add a step."""
         return replace(self, steps=(*self.steps, (kind, fields)))
 
     def pixels(self) -> NDArray[np.uint8]:
@@ -475,7 +498,8 @@ class Pending:
 
         image = Image.fromarray(pixels)
         for kind, fields in self.all_steps:
-            image = REFERENCES[kind](image, **fields)
+            made = REFERENCES[kind](image, **fields)
+            image = Image.fromarray(made) if isinstance(made, np.ndarray) else made
         return np.array(image)
 
 

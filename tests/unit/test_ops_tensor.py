@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+
 import numpy as np
 import pytest
 import torch
@@ -13,6 +15,7 @@ from torchvision.transforms.v2 import functional
 from fastload import FastLoader, _core
 from fastload.pipeline.errors import Refused
 from fastload.pipeline.installed import steps as step_calibration
+from fastload.pipeline.installed import tensor_colors
 from fastload.pipeline.installed.steps import REFERENCES, differing_step
 from fastload.pipeline.ops.tensor import TENSOR_OPS
 from fastload.pipeline.recipe import Recipe
@@ -21,10 +24,12 @@ from fastload.route import read_loader
 
 FACTORS = [0.0, 1.0, 0.5, 0.3, 1.9, 10.0, 1e-9, 1 + 1e-10, 1e9]
 SIZES = [(1, 1), (1, 40), (17, 31), (32, 61), (256, 256)]
+FIELDS = {"torch_permute": [{"order": order} for order in itertools.product(range(3), repeat=3)]}
 VALUES = {
     "torch_brightness": FACTORS,
     "torch_contrast": FACTORS,
     "torch_saturation": FACTORS,
+    "torch_hue": [0.0, -0.5, 0.5, 0.05, -1e-9, 1 / 3],
     "torch_posterize": [1.0, 3.0, 8.0],
     "torch_solarize": [0.0, 1.0, 128.0, 255.0],
 }
@@ -57,13 +62,57 @@ def one_thread():
 def test_every_level_gives_torchvisions_bits(level, one_thread, kind, size):
     if kind == "torch_contrast" and size[0] * size[1] % 32:
         pytest.skip("torch rounds twice in what 32 leaves")
-    values = VALUES.get(kind, [None])
+    given = FIELDS.get(kind) or [{"value": value} for value in VALUES.get(kind, [])] or [{}]
     for image in images(*size):
-        for value in values[:5] if size[0] > 200 else values:
-            fields = {} if value is None else {"value": value}
+        for fields in given[:5] if size[0] > 200 else given:
             out = np.empty_like(image)
             assert _core.apply_steps([(kind, fields)], image.copy(), out)
-            np.testing.assert_array_equal(out, REFERENCES[kind](Image.fromarray(image), **fields), err_msg=str(value))
+            np.testing.assert_array_equal(out, REFERENCES[kind](Image.fromarray(image), **fields), err_msg=str(fields))
+
+
+@pytest.mark.parametrize(
+    "reds", [range(0, 256, 51), pytest.param(range(256), marks=pytest.mark.slow)], ids=["some", "all"]
+)
+@pytest.mark.parametrize("factor", [-0.5, -0.03, 0.31])
+def test_hue_of_colours(level, one_thread, factor, reds):
+    green, blue = np.mgrid[:256, :256].astype(np.uint8)
+    for red in reds:
+        image = np.stack([np.full_like(green, red), green, blue], axis=-1)
+        out = np.empty_like(image)
+        assert _core.apply_steps([("torch_hue", {"value": factor})], image.copy(), out)
+        np.testing.assert_array_equal(out, REFERENCES["torch_hue"](Image.fromarray(image), value=factor))
+
+
+@pytest.mark.parametrize("width", [*range(41, 57), 7])
+@pytest.mark.parametrize("planar", [False, True])
+def test_contrast_rounds_the_last_values_as_torch_does(level, one_thread, width, planar):
+    """By factors that are read off the results, whatever level their mean is."""
+    draw = np.random.default_rng(width)
+    fields = {"planar": planar, "twice": tensor_colors.rounded_twice(3 * 11 * width % tensor_colors.TAIL)}
+    for _ in range(20):
+        image = draw.integers(0, 256, (11, width, 3), np.uint8)
+        fields["value"] = float(draw.uniform(0, 2))
+        out = np.empty_like(image)
+        assert _core.apply_steps([("torch_contrast", fields)], image.copy(), out)
+        np.testing.assert_array_equal(out, REFERENCES["torch_contrast"](Image.fromarray(image), **fields))
+
+
+def test_contrast_of_large_images_adds_up_as_torch_does(level, one_thread):
+    assert tensor_colors.sums_alike.__wrapped__("")
+
+
+def test_another_order_of_additions_is_noticed(one_thread, monkeypatch):
+    contrast = REFERENCES["torch_contrast"]
+    monkeypatch.setitem(REFERENCES, "torch_contrast", lambda x, **fields: contrast(x.flip(1), **fields)[::-1])
+    assert not tensor_colors.sums_alike.__wrapped__("")
+
+
+def test_values_that_are_rounded_twice_are_found(one_thread, monkeypatch):
+    """Where torch's kernel rounds twice in more than what vectors leave, no mask says which."""
+    monkeypatch.setattr(torch.Tensor, "add_", lambda x, one, alpha: x.copy_(one * alpha + x))
+    assert tensor_colors.rounded_twice.__wrapped__(5) is None
+    monkeypatch.undo()
+    assert tensor_colors.rounded_twice.__wrapped__(0) == 0
 
 
 def test_grays_of_all_levels(level):
@@ -126,7 +175,7 @@ def test_a_torchvision_that_computes_otherwise_is_noticed(monkeypatch, kind):
     original = REFERENCES[kind]
     monkeypatch.setitem(step_calibration.REFERENCES, kind, lambda *image, **fields: original(*image, **fields) ^ 1)
     step_calibration._same_as_reference.cache_clear()
-    fields = {"value": VALUES[kind][2]} if kind in VALUES else {}
+    fields = {"value": VALUES[kind][2]} if kind in VALUES else FIELDS.get(kind, [{}])[-1]
     try:
         assert differing_step([(kind, fields)]) == kind
     finally:

@@ -202,14 +202,27 @@ KINDS: dict[str, list[dict[str, Any]]] = {
     "convolve": [convolution(weights) for weights in (*WEIGHTS, *(np.array([[one]]) for one in (0.5, 1e36, 1e-40)))],
     "pad": [{"margins": margins, "mode": mode, "fill": (9, 8, 7)} for mode, margins in MARGINS.items()],
 }
+KERNELLESS = {"torch_hue": {"value": 0.1}, "torch_permute": {"order": (2, 0, 1)}}
 # Without torch's bits for every size: the core computes what torch does for others.
 OWN_BITS = {"torch_contrast"}
 
 
 def test_kinds_are_all(run):
-    """Those that only some transforms make, and a resize and a crop, are run below."""
+    """Those that only some transforms make, and a resize and a crop, are run below; two have no kernel."""
     drawn = {"random_rotation", "random_affine_v1", "random_affine_v2"}
-    assert KINDS.keys() - {"solarize_add"} == REFERENCES.keys() - drawn
+    assert KINDS.keys() - {"solarize_add"} == REFERENCES.keys() - drawn - {"crop", *KERNELLESS}
+
+
+@pytest.mark.parametrize(
+    "steps",
+    [
+        *([(kind, fields)] for kind, fields in KERNELLESS.items()),
+        [("torch_contrast", {"value": 0.5, "twice": 6})],
+    ],
+    ids=str,
+)
+def test_what_no_kernel_does_is_left_to_the_threads(pool, steps):
+    assert not any(Staged(pool, [INVERT, *steps], 17, 31, (17, 31)).is_staged)
 
 
 @pytest.mark.parametrize("kind", KINDS)

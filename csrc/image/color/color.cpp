@@ -4,7 +4,10 @@
 #include <cmath>
 #include <cstddef>
 #include <limits>
+#include <utility>
+#include <vector>
 
+#include "base/buffer.h"
 #include "base/planes.h"
 #include "base/simd_level.h"
 #include "image/color/kernels.h"
@@ -22,6 +25,8 @@ const ColorKernels& kernels() {
 #endif
   return kPortableColor;
 }
+
+constexpr std::size_t kKeptBytes = std::size_t{1} << 20;
 
 // The same pixels as one row, if there is nothing between rows.
 Image joined(Image image) {
@@ -173,11 +178,24 @@ void torch_brightness(Image image, double factor) {
   apply_table(table, image);
 }
 
-void torch_contrast(Image image, double factor) {
+void torch_contrast(Image image, double factor, unsigned twice, bool planar) {
   if (is_empty(image)) return;
-  const auto sum = static_cast<float>(kernels().torch_sum_of_gray(joined(image)));
-  const float mean = sum / static_cast<float>(static_cast<std::int64_t>(image.height) * image.width);
+  static thread_local Buffer grays;
+  const std::size_t count = static_cast<std::size_t>(image.height) * static_cast<std::size_t>(image.width);
+  grays.resize(count + kBlock);
+  kernels().torch_grays(joined(image), grays.data());
+  const float mean = kernels().torch_sum(grays.data(), count) / static_cast<float>(count);
+  grays.shrink(kKeptBytes);
   const auto share = static_cast<float>(1.0 - factor);
+  const float added = mean * share;
+  std::vector<std::pair<std::uint8_t*, std::uint8_t>> rounded_twice;
+  for (std::size_t place = 3 * count; twice != 0 && place-- > 0; twice >>= 1) {
+    if ((twice & 1) == 0) continue;
+    const std::size_t channel = planar ? place / count : place % 3, pixel = planar ? place % count : place / 3;
+    const auto width = static_cast<std::size_t>(image.width);
+    std::uint8_t* const level = image.row(static_cast<int>(pixel / width)) + 3 * (pixel % width) + channel;
+    rounded_twice.emplace_back(level, truncated(static_cast<float>(*level) * static_cast<float>(factor) + added));
+  }
   LevelTable table;
   for (int level = 0; level < 256; ++level) {
     const float scaled = static_cast<float>(level) * static_cast<float>(factor);
@@ -185,11 +203,16 @@ void torch_contrast(Image image, double factor) {
   }
   table[1] = table[2] = table[0];
   apply_table(table, image);
+  for (const auto& [level, value] : rounded_twice) *level = value;
 }
 
 void torch_saturation(Image image, double factor) {
   kernels().torch_blend_with_gray(static_cast<float>(factor), static_cast<float>(1.0 - factor), joined(image));
 }
+
+void torch_hue(Image image, double factor) { kernels().torch_hue(static_cast<float>(factor), joined(image)); }
+
+void permute_channels(Image image, const ChannelOrder& order) { kernels().permute(order, joined(image)); }
 
 void torch_grayscale(Image image) { kernels().torch_to_grayscale(joined(image)); }
 

@@ -42,10 +42,20 @@ void equalize(Image image);
 // torchvision's v2 functions of uint8 tensors, which compute in float32 and fuse where torch's kernels do. Factors are
 // at least 0.
 void torch_brightness(Image image, double factor);
-// At most 2^24 / 255 pixels, and 32 divides their bytes: of others, torch's mean or last bytes round otherwise.
-void torch_contrast(Image image, double factor);
+// At most 2^24 pixels; the mean is that of one of torch's threads. Bit i of `twice` says that torch rounds twice where
+// it blends the i-th value from the end, in order of the tensor's memory, whose channels are outermost if it is
+// `planar`.
+void torch_contrast(Image image, double factor, unsigned twice = 0, bool planar = false);
 void torch_saturation(Image image, double factor);
-void torch_grayscale(Image image);  // rgb_to_grayscale, three times
+void torch_hue(Image image, double factor);  // -0.5 to 0.5
+void torch_grayscale(Image image);           // rgb_to_grayscale, three times
 void torch_autocontrast(Image image);
+
+// Each channel's source.
+using ChannelOrder = std::array<int, 3>;
+void permute_channels(Image image, const ChannelOrder& order);
+
+// As many pixels have a sum of grays that float32 holds, in whatever order they are added.
+constexpr std::int64_t kMostExactGrays = (std::int64_t{1} << 24) / 255;
 
 }  // namespace fastload

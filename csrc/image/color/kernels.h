@@ -33,7 +33,10 @@ struct ColorKernels {
   std::uint64_t (*sum_of_gray)(ConstImage image);
   void (*torch_blend_with_gray)(float factor, float share, Image image);  // share: of the gray
   void (*torch_to_grayscale)(Image image);
-  std::uint64_t (*torch_sum_of_gray)(ConstImage image);
+  void (*torch_grays)(ConstImage image, std::uint8_t* out);  // without gaps; `out` has kBlock bytes more
+  float (*torch_sum)(const std::uint8_t* levels, std::size_t count);
+  void (*torch_hue)(float shift, Image image);
+  void (*permute)(const ChannelOrder& order, Image image);
   Bounds (*bounds)(ConstImage image);  // of each channel; `image` has at least one pixel
   void (*to_planes)(const std::uint8_t* pixels, std::size_t count, std::uint8_t* out);
 };

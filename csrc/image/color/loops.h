@@ -80,18 +80,30 @@ struct ToGrayscale {
   }
 };
 
-template <typename Gray>
 struct SumOfGray {
   std::uint64_t sum = 0;
 
   FASTLOAD_TARGET void operator()(const std::uint8_t* bytes) {
     Planes planes;
-    alignas(32) typename Gray::Level gray[kBlock];
+    alignas(32) std::uint8_t gray[kBlock];
     split(bytes, planes);
-    Gray::of(planes, gray);
+    gray_of(planes, gray);
     int block = 0;
     for (int i = 0; i < kBlock; ++i) block += gray[i];
     sum += static_cast<std::uint64_t>(block);
+  }
+};
+
+struct TorchGrays {
+  std::uint8_t* out;
+
+  FASTLOAD_TARGET void operator()(const std::uint8_t* bytes) {
+    Planes planes;
+    alignas(32) std::int32_t gray[kBlock];
+    split(bytes, planes);
+    TorchGray::of(planes, gray);
+    for (int i = 0; i < kBlock; ++i) out[i] = static_cast<std::uint8_t>(gray[i]);
+    out += kBlock;
   }
 };
 
@@ -170,6 +182,68 @@ struct ShiftHue {
   }
 };
 
+// torchvision's adjust_hue of a tensor: to HSV, in float32 from 0 to 1, and back. Hues are in turns. A test compares
+// all colours, and thereby every rounding.
+struct TorchHue {
+  float shift;
+
+  FASTLOAD_TARGET void operator()(std::uint8_t* bytes) {
+    Planes planes;
+    split(bytes, planes);
+    for (int i = 0; i < kBlock; ++i) {
+      constexpr float unit = 1.0f / 255.0f;
+      const float red = static_cast<float>(planes.red[i]) * unit, green = static_cast<float>(planes.green[i]) * unit,
+                  blue = static_cast<float>(planes.blue[i]) * unit;
+      const float high = larger(larger(red, green), blue), range = high - smaller(smaller(red, green), blue);
+      const float divisor = range > 0.0f ? range : 1.0f;
+      const float saturation = range / (range > 0.0f ? high : 1.0f);
+      const float from_red = (high - red) / divisor, from_green = (high - green) / divisor,
+                  from_blue = (high - blue) / divisor;
+      const float of_green = (from_red + 2.0f) - from_blue, of_blue = (from_green + 4.0f) - from_red;
+      const float sixths = high == red ? from_blue - from_green : high == green ? of_green : of_blue;
+      float hue = sixths * (1.0f / 6.0f) + 1.0f;
+      hue = hue >= 1.0f ? hue - 1.0f : hue;
+      hue += shift;
+      hue = hue >= 1.0f ? hue - 1.0f : hue;
+      hue = hue < 0.0f ? hue + 1.0f : hue;  // which may be 1
+
+      const float angle = hue * 6.0f;
+      const auto sector = static_cast<float>(static_cast<int>(angle));
+      const float within = saturation * (angle - sector), rest = 1.0f - saturation;
+      const float falling = clipped((1.0f - within) * high), rising = clipped((within + rest) * high),
+                  low = clipped(rest * high);
+      const bool is_0 = sector == 0.0f || sector == 6.0f, is_1 = sector == 1.0f, is_2 = sector == 2.0f,
+                 is_3 = sector == 3.0f, is_4 = sector == 4.0f;
+      planes.red[i] = level(is_0 ? high : is_1 ? falling : is_2 || is_3 ? low : is_4 ? rising : high);
+      planes.green[i] = level(is_0 ? rising : is_1 || is_2 ? high : is_3 ? falling : low);
+      planes.blue[i] = level(is_0 || is_1 ? low : is_2 ? rising : is_3 || is_4 ? high : falling);
+    }
+    merge(planes, bytes);
+  }
+
+ private:
+  FASTLOAD_TARGET static float larger(float a, float b) { return a > b ? a : b; }
+  FASTLOAD_TARGET static float smaller(float a, float b) { return a < b ? a : b; }
+  FASTLOAD_TARGET static float clipped(float value) { return smaller(larger(value, 0.0f), 1.0f); }
+  FASTLOAD_TARGET static std::uint8_t level(float value) {
+    return static_cast<std::uint8_t>(static_cast<int>(value * 255.999f));
+  }
+};
+
+struct Permute {
+  ChannelOrder order;
+
+  FASTLOAD_TARGET void operator()(std::uint8_t* bytes) {
+    Planes planes, made;
+    split(bytes, planes);
+    const std::uint8_t* const from[] = {planes.red, planes.green, planes.blue};
+    std::memcpy(made.red, from[order[0]], kBlock);
+    std::memcpy(made.green, from[order[1]], kBlock);
+    std::memcpy(made.blue, from[order[2]], kBlock);
+    merge(made, bytes);
+  }
+};
+
 FASTLOAD_TARGET void apply_table(const LevelTable& table, Image image) {
   ApplyTable step{LookUp(table)};
   for_each_block(image, step);
@@ -191,15 +265,65 @@ FASTLOAD_TARGET void to_grayscale(Image image) {
   for_each_block(image, step);
 }
 
-template <typename Gray>
 FASTLOAD_TARGET std::uint64_t sum_of_gray(ConstImage image) {
-  SumOfGray<Gray> step;
+  SumOfGray step;
   for_each_block(image, step);
   return step.sum;
 }
 
 FASTLOAD_TARGET void torch_blend_with_gray(float factor, float share, Image image) {
   TorchBlendWithGray step{factor, share};
+  for_each_block(image, step);
+}
+
+FASTLOAD_TARGET void torch_grays(ConstImage image, std::uint8_t* out) {
+  for (int y = 0; y < image.height; ++y, out += image.width) {
+    TorchGrays step{out};
+    for_each_block(ConstImage{image.row(y), image.stride, 1, image.width}, step);
+  }
+}
+
+// The float32 sum of at most 2^24 levels, in the order of torch's one thread: of 4 columns of vectors of 8. Of every 16
+// rows the sums go up a level, as do every 16 of those.
+FASTLOAD_TARGET float torch_sum(const std::uint8_t* levels, std::size_t count) {
+  constexpr std::size_t lanes = 8, columns = 4 * lanes, step = 16;
+  constexpr int depth = 4;
+  float sums[depth][columns] = {};
+  const auto add_row = [&](std::size_t row) {
+    for (std::size_t i = 0; i < columns; ++i) sums[0][i] += static_cast<float>(levels[row * columns + i]);
+  };
+  const std::size_t rows = count / columns;
+  std::size_t row = 0;
+  while (row + step <= rows) {
+    for (const std::size_t end = row + step; row < end; ++row) add_row(row);
+    for (int level = 1; level < depth; ++level) {
+      for (std::size_t i = 0; i < columns; ++i) sums[level][i] += sums[level - 1][i];
+      std::fill_n(sums[level - 1], columns, 0.0f);
+      if ((row & ((step - 1) << (4 * level))) != 0) break;
+    }
+  }
+  for (; row < rows; ++row) add_row(row);
+  for (int level = 1; level < depth; ++level) {
+    for (std::size_t i = 0; i < columns; ++i) sums[0][i] += sums[level][i];
+  }
+  std::size_t at = rows * columns;
+  for (; at + lanes <= count; at += lanes) {
+    for (std::size_t i = 0; i < lanes; ++i) sums[0][i] += static_cast<float>(levels[at + i]);
+  }
+  for (std::size_t i = lanes; i < columns; ++i) sums[0][i % lanes] += sums[0][i];
+  float sum = 0.0f;
+  for (; at < count; ++at) sum += static_cast<float>(levels[at]);
+  for (std::size_t i = 0; i < lanes; ++i) sum += sums[0][i];
+  return sum;
+}
+
+FASTLOAD_TARGET void torch_hue(float shift, Image image) {
+  TorchHue step{shift};
+  for_each_block(image, step);
+}
+
+FASTLOAD_TARGET void permute(const ChannelOrder& order, Image image) {
+  Permute step{order};
   for_each_block(image, step);
 }
 
@@ -282,10 +406,13 @@ constexpr ColorKernels kLoops = {apply_table,
                                  blend_with_smooth,
                                  shift_hue,
                                  to_grayscale<PillowGray>,
-                                 sum_of_gray<PillowGray>,
+                                 sum_of_gray,
                                  torch_blend_with_gray,
                                  to_grayscale<TorchGray>,
-                                 sum_of_gray<TorchGray>,
+                                 torch_grays,
+                                 torch_sum,
+                                 torch_hue,
+                                 permute,
                                  bounds,
                                  to_planes};
 

@@ -1,4 +1,5 @@
 // Changes of colour in plain C++.
+#include <algorithm>
 #include <cmath>
 #include <cstddef>
 #include <cstdint>

@@ -30,6 +30,11 @@ def _pad(image: Image.Image, *, margins: tuple[int, int, int, int], mode: str, f
     return result
 
 
+def _crop(image: Image.Image, *, margins: tuple[int, int, int, int]) -> Image.Image:
+    top, left, bottom, right = margins
+    return image.crop((left, top, image.width - right, image.height - bottom))
+
+
 def _rotation(image: Image.Image, *, jitters: Any, center: Any, sampling: str, fill: Any) -> Image.Image:
     mode = functional.InterpolationMode(sampling)
     result: Image.Image = functional.rotate(image, jitters[0][0], mode, False, center, fill)
@@ -66,6 +71,13 @@ def _on_tensor(name: str) -> Callable[..., np.ndarray[Any, Any]]:
     return function
 
 
+def _contrast_of_tensor(
+    image: Image.Image | torch.Tensor, value: float, *, planar: bool = False, twice: int = 0
+) -> np.ndarray[Any, Any]:
+    tensor = functional.pil_to_tensor(image) if isinstance(image, Image.Image) else image
+    return _on_tensor("adjust_contrast")(tensor.contiguous() if planar else tensor, value=value)
+
+
 REFERENCES: Final[dict[str, Callable[..., Any]]] = {
     "brightness": lambda image, value: functional.adjust_brightness(image, value),
     "contrast": lambda image, value: functional.adjust_contrast(image, value),
@@ -92,9 +104,12 @@ REFERENCES: Final[dict[str, Callable[..., Any]]] = {
     "gaussian_blur": lambda image, radii: image.filter(ImageFilter.GaussianBlur(radii)),
     "convolve": _convolve,  # the core's own, as torch's depends on its settings; lazy/blur.py compares the two
     "pad": _pad,
+    "crop": _crop,
     "torch_brightness": _on_tensor("adjust_brightness"),
-    "torch_contrast": _on_tensor("adjust_contrast"),
+    "torch_contrast": _contrast_of_tensor,
     "torch_saturation": _on_tensor("adjust_saturation"),
+    "torch_hue": _on_tensor("adjust_hue"),
+    "torch_permute": _on_tensor("permute_channels"),
     "torch_grayscale": lambda image: _on_tensor("rgb_to_grayscale")(image, channels=3),
     "torch_invert": _on_tensor("invert"),
     "torch_posterize": lambda image, value: _on_tensor("posterize")(image, bits=int(value)),

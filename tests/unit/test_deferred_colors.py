@@ -1,0 +1,194 @@
+"""Changes of colour of deferred tensors are recorded as steps, and give torchvision's bits."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from deferred_images import deferred, expected, of_levels, pending, table
+from photos import jpeg
+from torchvision import tv_tensors
+from torchvision.transforms import v2
+from torchvision.transforms.v2 import functional
+
+from fastload._compare import same_bits
+from fastload.deferred.content import Content, Fill
+from fastload.deferred.functions import Deferral
+from fastload.deferred.memory import content_to_send, is_deferred
+from fastload.deferred.recorder import IDENTITY, shared_table
+from fastload.lazy import images as lazy_images
+from fastload.memory import unfilled
+
+DATA, SIZE = jpeg(0), (120, 90)
+CHANGES = {
+    "brightness": lambda x: functional.adjust_brightness(x, 1.12),
+    "contrast": lambda x: functional.adjust_contrast(x, contrast_factor=0.55),
+    "saturation": lambda x: functional.adjust_saturation(x, 1.4),
+    "hue": lambda x: functional.adjust_hue(x, hue_factor=-0.04),
+    "channels": lambda x: functional.permute_channels(x, [2, 0, 1]),
+    "drawn channels": lambda x: functional.permute_channels(x, torch.tensor([1, 2, 0])),
+}
+CHAINS = {
+    **CHANGES,
+    "hue, then contrast": lambda x: CHANGES["contrast"](CHANGES["hue"](x)),
+    "a part, then contrast": lambda x: CHANGES["contrast"](x[:, 3:34, 5:42]),
+    "contrast, then a part": lambda x: CHANGES["contrast"](x)[:, 3:34, 5:42].clone(),
+    "contrast, a flip, parts": lambda x: CHANGES["contrast"](x).flip(-1)[:, 3:34, 5:42].flip(1)[:, 2:, :30].clone(),
+    "saturation, then a part": lambda x: CHANGES["saturation"](CHANGES["hue"](x))[:, 3:34, 5:42].flip(-1),
+    "a part within constants": lambda x: functional.crop(
+        functional.pad(CHANGES["contrast"](x), [9, 7, 11, 5], fill=[12.0, 3.5, 250.0]), 3, 4, 30, 50
+    ).flip(-1),
+    "floats": lambda x: functional.to_dtype(CHANGES["hue"](x), torch.float32, scale=True),
+}
+
+
+@pytest.fixture(autouse=True)
+def one_thread():
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+@pytest.fixture
+def deferral():
+    assert lazy_images.prepare()
+    made = Deferral()
+    made._prepare()
+    yield made
+    made._replaced.undo()
+    unfilled.serve(None)
+
+
+def content(side: int = 47, *, planar: bool = True, **more: object) -> Content:
+    return Content((pending(DATA, SIZE, side=side),), shared_table(IDENTITY), planar, **more)
+
+
+@pytest.mark.parametrize("kind", [torch.Tensor, tv_tensors.Image])
+@pytest.mark.parametrize("planar", [False, True])
+@pytest.mark.parametrize("name", CHAINS)
+def test_results_are_deferred_and_torchvisions(deferral, name, planar, kind):
+    of, call = content(planar=planar), CHAINS[name]
+    like = call(expected(of)[0].as_subclass(kind))
+    with deferral:
+        deferral._record()
+        made = [call(deferred(of, single=True).as_subclass(kind)) for _ in range(3)]  # the last one is not compared
+    assert not deferral.recorder.painted_by
+    assert not deferral.recorder.is_off
+    for each in made:
+        held = content_to_send(each.as_subclass(torch.Tensor))
+        assert held is not None
+        assert (type(each), each.stride(), each.dtype) == (type(like), like.stride(), like.dtype)
+        assert same_bits(each.as_subclass(torch.Tensor), like.as_subclass(torch.Tensor))
+
+
+def test_only_what_is_seen_of_single_pixels_is_made(deferral):
+    """But of an image's mean."""
+    with deferral:
+        deferral._record()
+        seen = [CHAINS[name](deferred(content(), single=True)) for name in CHAINS if name.endswith("then a part")]
+        sizes = [content_to_send(each).images[0].inner_size for each in seen]
+    assert sizes == [(47, 47), (37, 31)]
+
+
+def test_large_images_have_torchs_mean(deferral):
+    pixels = np.random.default_rng(0).integers(200, 256, (301, 403, 3), np.uint8)
+    of = Content((of_levels(pixels, (0, 0, 403, 301)),), shared_table(IDENTITY), planar=False)
+    like = expected(of)[0]
+    for factor in (0.0, 0.4, 1.7):
+        with deferral:
+            deferral._record()
+            made = functional.adjust_contrast(deferred(of, single=True), factor)
+        assert is_deferred(made)
+        assert torch.equal(made, functional.adjust_contrast(like, factor))
+
+
+def test_random_distortions_are_torchvisions(deferral):
+    distort, of = v2.RandomPhotometricDistort(), content(planar=False)
+    like = tv_tensors.Image(expected(of)[0])
+    for seed in range(40):
+        torch.manual_seed(seed)
+        wanted = distort(like)
+        torch.manual_seed(seed)
+        with deferral:
+            deferral._record()
+            made = distort(tv_tensors.Image(deferred(of, single=True)))
+        assert made.stride() == wanted.stride()
+        assert same_bits(made.as_subclass(torch.Tensor), wanted.as_subclass(torch.Tensor))
+    assert not deferral.recorder.painted_by
+
+
+OTHERS = {
+    "constants over it": content(fills=(Fill(0, (3, 5, 17, 9), torch.tensor([1, 2, 3], dtype=torch.uint8)),)),
+    "other levels": Content((pending(DATA, SIZE),), shared_table(255 - IDENTITY), planar=True),
+    "floats": Content((pending(DATA, SIZE),), table(), planar=True),
+    "two images": Content((pending(DATA, SIZE), pending(DATA, SIZE, 1)), shared_table(IDENTITY), planar=True),
+}
+
+
+@pytest.mark.parametrize("change", CHANGES)
+@pytest.mark.parametrize("name", OTHERS)
+def test_other_tensors_are_left_to_torchvision(deferral, name, change):
+    of, single = OTHERS[name], len(OTHERS[name].images) == 1
+    like = expected(of)[0] if single else expected(of)
+    with deferral:
+        deferral._record()
+        made = CHANGES[change](deferred(of, single=single))
+    assert same_bits(made, CHANGES[change](like))
+    assert not deferral.recorder.is_off
+
+
+@pytest.mark.parametrize(
+    ("function", "argument"),
+    [
+        (functional.adjust_brightness, -1.0),
+        (functional.adjust_contrast, -0.1),
+        (functional.adjust_saturation, float("-inf")),
+        (functional.adjust_hue, 0.7),
+        (functional.permute_channels, [0, 1]),
+        (functional.permute_channels, [0, 1, 5]),
+    ],
+)
+def test_errors_are_torchvisions(deferral, function, argument):
+    of = content()
+    with pytest.raises((ValueError, IndexError)) as theirs:
+        function(expected(of)[0], argument)
+    with deferral:
+        deferral._record()
+        x = deferred(of, single=True)
+        with pytest.raises(theirs.type) as ours:
+            function(x, argument)
+    assert str(ours.value) == str(theirs.value)
+
+
+def test_several_threads_have_another_mean(deferral):
+    torch.set_num_threads(2)
+    with deferral:
+        deferral._record()
+        made = [CHANGES[name](deferred(content(), single=True)) for name in ("contrast", "hue")]
+    assert [is_deferred(each) for each in made] == [False, True]
+
+
+def test_a_patched_method_is_called(deferral, monkeypatch):
+    called, add = [], torch.Tensor.add_
+    monkeypatch.setattr(torch.Tensor, "add_", lambda *of, **more: called.append(of) or add(*of, **more))
+    of = content()
+    with deferral:
+        deferral._record()
+        made = CHANGES["saturation"](deferred(of, single=True))
+    assert called
+    assert torch.equal(made, CHANGES["saturation"](expected(of)[0]))
+
+
+def test_double_by_default_is_left_to_torchvision(deferral):
+    of = content()
+    torch.set_default_dtype(torch.float64)
+    try:
+        like = CHANGES["saturation"](expected(of)[0])
+        with deferral:
+            deferral._record()
+            made = CHANGES["saturation"](deferred(of, single=True))
+    finally:
+        torch.set_default_dtype(torch.float32)
+    assert not deferral.recorder.is_off
+    assert torch.equal(made, like)

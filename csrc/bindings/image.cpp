@@ -27,19 +27,22 @@ using namespace nb::literals;
 namespace fastload {
 
 Filter filter_from(const std::string& name) {
-  if (name == "nearest") return Filter::nearest;
-  if (name == "box") return Filter::box;
-  if (name == "bilinear") return Filter::bilinear;
-  if (name == "hamming") return Filter::hamming;
-  if (name == "bicubic") return Filter::bicubic;
-  if (name == "lanczos") return Filter::lanczos;
-  if (name == "torch_bilinear") return Filter::torch_bilinear;
-  if (name == "torch_bicubic") return Filter::torch_bicubic;
-  if (name == "torch_lanczos") return Filter::torch_lanczos;
-  throw nb::value_error(("interpolation must be nearest, box, bilinear, hamming, bicubic, lanczos, torch_bilinear, "
-                         "torch_bicubic or torch_lanczos, got " +
-                         name)
-                            .c_str());
+  return named<Filter>({{"nearest", Filter::nearest},
+                        {"box", Filter::box},
+                        {"bilinear", Filter::bilinear},
+                        {"hamming", Filter::hamming},
+                        {"bicubic", Filter::bicubic},
+                        {"lanczos", Filter::lanczos},
+                        {"torch_bilinear", Filter::torch_bilinear},
+                        {"torch_bicubic", Filter::torch_bicubic},
+                        {"torch_lanczos", Filter::torch_lanczos},
+                        {"float_bilinear", Filter::float_bilinear},
+                        {"float_bicubic", Filter::float_bicubic},
+                        {"fma_bilinear", Filter::fma_bilinear},
+                        {"fma_bicubic", Filter::fma_bicubic},
+                        {"fma4_bilinear", Filter::fma4_bilinear},
+                        {"fma4_bicubic", Filter::fma4_bicubic}},
+                       name, "interpolation");
 }
 
 PassRule pass_rule_from(const std::string& name) {

@@ -36,7 +36,7 @@ from fastload.deferred import memory as deferred_memory
 from fastload.deferred.content import Content, Fill
 from fastload.deferred.geometry import SIDE_MIN, flipped, placed, strides_of
 from fastload.lazy.images import TARGET_MAX
-from fastload.pipeline.installed.resizes import TENSOR_FILTERS, tensor_filters
+from fastload.pipeline.installed.resizes import TENSOR_FILTERS, float_filters, tensor_filters
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
@@ -439,7 +439,7 @@ def called_on_levels(recorder: CallRecorder, func: Any, args: tuple[Any, ...], k
     Returns:
         Its result, deferred; ``None`` if the call cannot be recorded.
     """
-    if not args or type(args[0]) is not torch.Tensor:
+    if not args or type(args[0]) is not torch.Tensor or any(args[3:]) or kwargs.get("inplace"):
         return None
     with torch._C.DisableTorchFunction():
         if not deferred_memory.is_deferred(args[0]):
@@ -623,26 +623,53 @@ def _interpolate(recorder: CallRecorder, func: Any, args: tuple[Any, ...], kwarg
     plain = given.get("scale_factor") is None and all(each is None or each is False for each in options)
     if type(tensor) is not torch.Tensor or tensor.dim() != 4 or type(mode) is not str or not plain:
         return _UNKNOWN
-    size = _size_of(given.get("size"))
-    if size is None or given.get("antialias") is not True or TENSOR_FILTERS.get(mode) not in tensor_filters():
+    if given.get("antialias") is not True or TENSOR_FILTERS.get(mode) not in tensor_filters():
         return _UNKNOWN
-    found = part_of_tensor(tensor[0] if len(tensor) == 1 else tensor)  # whatever the stride of one image
-    if found is None or found[1].fills or not is_identity(found[1].table):
+    return _resized(recorder, (func, mode), tensor, given.get("size"), TENSOR_FILTERS[mode], lambda x: func(x, **given))
+
+
+_RESIZE: Final = ("img", "size", "interpolation", "antialias")
+
+
+def resized_in_float(recorder: CallRecorder, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """Resize levels by torchvision's ``resize`` of tensors, which makes floats of them and levels of these.
+
+    Returns:
+        Its result, deferred; ``None`` if the call cannot be recorded.
+    """
+    given = {"interpolation": "bilinear", "antialias": True, **dict(zip(_RESIZE, args, strict=False)), **kwargs}
+    tensor, mode = given.pop("img", None), given["interpolation"]
+    if type(tensor) is not torch.Tensor or tensor.dim() not in (3, 4) or given["antialias"] is not True:
+        return None
+    with torch._C.DisableTorchFunction():
+        if not deferred_memory.is_deferred(tensor) or type(mode) is not str:
+            return None
+        if (name := float_filters().get(mode)) is None:
+            return None
+        result = _resized(recorder, (func, mode), tensor, given.get("size"), name, lambda x: func(x, **given))
+    return None if result is _UNKNOWN else result
+
+
+def _resized(recorder: CallRecorder, key: Any, tensor: Any, sides: Any, name: str, resize: Callable[[Any], Any]) -> Any:
+    """Resize levels by one of the core's filters; ``resize`` does it by torch."""
+    images = tensor if tensor.dim() == 4 else tensor[None]
+    found = part_of_tensor(images[0] if len(images) == 1 else images)  # whatever the stride of one image
+    if (size := _size_of(sides)) is None or found is None or found[1].fills or not is_identity(found[1].table):
         return _UNKNOWN
     content = found[1]
-    images = [image.resized(size, TENSOR_FILTERS[mode]) for image in content.images]
-    resized = tuple(image for image in images if image is not None)
-    if len(resized) < len(images):
+    made = [image.resized(size, name) for image in content.images]
+    resized = tuple(image for image in made if image is not None)
+    if len(resized) < len(made):
         return _UNKNOWN
-    stride = tensor.stride()
-    planar = content.planar or stride[0] < tensor.shape[2] * stride[2]  # else torch takes it for channels_last
-    made = Content(resized, content.table, planar)
+    stride = images.stride()
+    planar = content.planar or stride[0] < images.shape[2] * stride[2]  # else torch takes it for channels_last
 
     def by_torch() -> Any:
-        real = torch.empty_strided(tensor.shape, stride, dtype=torch.uint8)
-        return func(real.copy_(painted_as(tensor, content)), **given)
+        real = torch.empty_strided(tensor.shape, tensor.stride(), dtype=torch.uint8)
+        return resize(real.copy_(painted_as(tensor, content)))
 
-    return recorded(recorder, (func, mode, content.planar, planar), made, 4, torch.Tensor, by_torch)
+    key = *key, tensor.dim(), content.planar, planar
+    return recorded(recorder, key, Content(resized, content.table, planar), tensor.dim(), torch.Tensor, by_torch)
 
 
 def _size_of(sides: Any) -> tuple[int, int] | None:

@@ -27,7 +27,7 @@ from fastload.deferred.content import Content
 from fastload.deferred.functions import Deferral
 from fastload.deferred.geometry import placed
 from fastload.deferred.memory import content_to_send, is_deferred
-from fastload.deferred.recorder import IDENTITY
+from fastload.deferred.recorder import IDENTITY, called_on_levels
 from fastload.deferred.staging import Stager
 from fastload.lazy import images as lazy_images
 from fastload.lazy.pixels import File, Pending
@@ -408,7 +408,7 @@ def deferral():
 def test_normalize_is_recorded_as_one_call(monkeypatch, deferral):
     of = content(fills=False)
     kept = deferred(of)
-    normalize = deferral.on_levels(_functional_tensor.normalize, ["sub_"])
+    normalize = deferral.recorded_by(called_on_levels, _functional_tensor.normalize, ["sub_"])
     like = expected(of)[0]
     calls = 4 * [([0.1, -0.2, 3.0], (0.5, 2.0, 0.3))] + 2 * [([0.1, -0.2, 3.0], (0.5, 2.0, 0.4))]
     theirs = [_functional_tensor.normalize(like, *each) for each in calls]

@@ -64,6 +64,7 @@ _OF_SEVERAL_CALLS: Final = (
     (_V1, "normalize", ("clone", "any", "view", "sub_", "div_"), called_on_levels),
     (_V2, "normalize_image", ("view", "sub", "div_"), called_on_levels),
     (_V2, "to_dtype_image", ("to", "mul", "mul_"), called_on_levels),
+    (_V1, "convert_image_dtype", ("to", "__truediv__", "mul", "div"), called_on_levels),
     (_V1, "resize", ("unsqueeze", "to", "clamp", "squeeze"), resized_in_float),
 )
 """Functions that make several calls for each image: module, name, the methods that they call, what records them."""

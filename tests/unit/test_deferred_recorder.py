@@ -428,9 +428,74 @@ def test_normalize_is_recorded_as_one_call(monkeypatch, deferral):
     with deferral:
         assert torch.equal(normalize(deferred(of, single=True), *calls[0]), theirs[0])
     assert called
+
     with deferral, pytest.raises(ValueError, match="std evaluated to zero"):
         normalize(deferred(of, single=True), [0.0], [0.0])
     assert is_deferred(kept)
+
+
+IN_FLOAT = {
+    "bilinear": lambda x: _functional_tensor.resize(x, [20, 31]),
+    "bicubic": lambda x: _functional_tensor.resize(x, [60, 9], interpolation="bicubic", antialias=True),
+    "of a crop": lambda x: functional_of_pillow.resized_crop(x, 3, 5, 30, 40, [24, 25], antialias=True),
+    "then cropped": lambda x: functional_of_pillow.center_crop(functional_of_pillow.resize(x, 40), [20]),
+    "then turned": lambda x: functional_of_pillow.convert_image_dtype(_functional_tensor.resize(x, (24, 25)).flip(-1)),
+    "of a batch": lambda x: _functional_tensor.resize(torch.stack([x, x]), [24, 24])[1],
+    "of one": lambda x: _functional_tensor.resize(x[None], [24, 24])[0],
+}
+
+
+@pytest.mark.parametrize("planar", [True, False])
+@pytest.mark.parametrize("name", IN_FLOAT)
+def test_first_resizes_of_levels_are_recorded(deferral, name, planar):
+    call = IN_FLOAT[name]
+    of = Content((of_levels(pixels(1, 48, 60), (0, 0, 60, 48)),), IDENTITY, planar)
+    x, like = deferred(of, single=True), expected(of)[0]
+    theirs = call(like)
+    with deferral:
+        for _ in range(3):  # two are compared with torch's
+            made = call(x)
+    assert is_deferred(made)
+    assert not deferral.recorder.painted_by
+    assert (made.shape, made.stride(), made.dtype) == (theirs.shape, theirs.stride(), theirs.dtype)
+    assert torch.equal(made, theirs)
+    assert not deferral.recorder.is_off
+
+
+PAINTED = {
+    "without antialias": lambda x: _functional_tensor.resize(x, [20, 31], antialias=False),
+    "nearest": lambda x: _functional_tensor.resize(x, [20, 31], "nearest"),
+    "floats": lambda x: _functional_tensor.resize(x.float(), [20, 31]),
+    "another size": lambda x: _functional_tensor.resize(x, (torch.tensor(20), 31)),
+    "one column": lambda x: _functional_tensor.resize(x, (20, 1)),
+}
+
+
+@pytest.mark.parametrize("name", PAINTED)
+def test_other_first_resizes_are_painted(deferral, name):
+    of = Content((of_levels(pixels(1, 48, 60), (0, 0, 60, 48)),), IDENTITY, planar=False)
+    x = deferred(of, single=True)
+    with deferral:
+        made = PAINTED[name](x)
+    assert not is_deferred(made)
+    assert torch.equal(made, PAINTED[name](expected(of)[0]))
+
+
+def test_a_replaced_interpolate_is_called(monkeypatch, deferral):
+    of = Content((of_levels(pixels(1, 48, 60), (0, 0, 60, 48)),), IDENTITY, planar=False)
+    deferral._prepare()
+    called = []
+    monkeypatch.setattr(_functional_tensor, "interpolate", lambda *a, **k: called.append(a) or interpolate(*a, **k))
+    with deferral:
+        _functional_tensor.resize(deferred(of, single=True), [20, 31])
+    assert called
+
+
+def test_without_its_arithmetic_a_first_resize_is_painted(monkeypatch, deferral):
+    of = Content((of_levels(pixels(1, 48, 60), (0, 0, 60, 48)),), IDENTITY, planar=False)
+    monkeypatch.setattr(recorder, "float_filters", dict)
+    with deferral:
+        assert not is_deferred(_functional_tensor.resize(deferred(of, single=True), [20, 31]))
 
 
 def as_array(image):

@@ -38,12 +38,11 @@ float weight_at(bool bicubic, bool fused, float x) {
 
 void make_float_axis(Filter filter, int source_size, int out_size, int begin, int count, FloatAxis& axis) {
   const bool bicubic = is_bicubic(filter), fused = is_fused(filter);
-  const bool keeps = source_size == out_size;
   const float scale = static_cast<float>(source_size) / static_cast<float>(out_size);
   const double half_width = bicubic ? 2.0 : 1.0;
   const auto support = static_cast<float>(scale >= 1.0f ? half_width * static_cast<double>(scale) : half_width);
   const float inverse = scale >= 1.0f ? static_cast<float>(1.0 / static_cast<double>(scale)) : 1.0f;
-  const int most = keeps ? 1 : static_cast<int>(std::ceil(support)) * 2 + 1;
+  const int most = static_cast<int>(std::ceil(support)) * 2 + 1;
 
   axis.count = count;
   axis.stride = std::min(most, source_size);
@@ -54,23 +53,18 @@ void make_float_axis(Filter filter, int source_size, int out_size, int begin, in
   int first = std::numeric_limits<int>::max(), last = 0;
   for (int i = 0; i < count; ++i) {
     float* const weights = &axis.weights[static_cast<std::size_t>(i) * static_cast<std::size_t>(axis.stride)];
-    int from = begin + i, taps = 1;
-    if (keeps) {
-      weights[0] = 1.0f;
-    } else {
-      const auto center = static_cast<float>(static_cast<double>(scale) * (begin + i + 0.5));
-      const auto edge = [](float at) { return static_cast<std::int64_t>(static_cast<double>(at) + 0.5); };
-      from = static_cast<int>(std::max<std::int64_t>(edge(center - support), 0));
-      taps = static_cast<int>(std::min<std::int64_t>(edge(center + support), source_size)) - from;
-      taps = std::clamp(taps, 1, axis.stride);
-      float total = 0.0f;
-      for (int t = 0; t < taps; ++t) {
-        const double at = (static_cast<double>(static_cast<float>(t + from) - center) + 0.5) * inverse;
-        weights[t] = weight_at(bicubic, fused, static_cast<float>(at));
-        total += weights[t];
-      }
-      for (int t = 0; t < taps && total != 0.0f; ++t) weights[t] /= total;
+    const auto center = static_cast<float>(static_cast<double>(scale) * (begin + i + 0.5));
+    const auto edge = [](float at) { return static_cast<std::int64_t>(static_cast<double>(at) + 0.5); };
+    const auto from = static_cast<int>(std::max<std::int64_t>(edge(center - support), 0));
+    const auto to = static_cast<int>(std::min<std::int64_t>(edge(center + support), source_size));
+    const int taps = std::clamp(to - from, 1, axis.stride);
+    float total = 0.0f;
+    for (int t = 0; t < taps; ++t) {
+      const double at = (static_cast<double>(static_cast<float>(t + from) - center) + 0.5) * inverse;
+      weights[t] = weight_at(bicubic, fused, static_cast<float>(at));
+      total += weights[t];
     }
+    for (int t = 0; t < taps && total != 0.0f; ++t) weights[t] /= total;
     axis.start[static_cast<std::size_t>(i)] = from;
     axis.size[static_cast<std::size_t>(i)] = taps;
     axis.separate[static_cast<std::size_t>(i)] = separate_taps(filter, taps);

@@ -42,23 +42,29 @@ void horizontal(const FloatAxis& axis, int channels, const float* lanes, float* 
 }
 
 // The rest of a row from column `x` on.
-void vertical_from(int x, const float* const* rows, const float* weights, int taps, int separate, std::uint8_t* out,
+void vertical_from(int x, const float* const* rows, const float* weights, int taps, int separate, float* out,
                    int count) {
   for (; x < count; ++x) {
     float sum = rows[0][x] * weights[0];
     for (int t = 1; t < separate; ++t) sum += rows[t][x] * weights[t];
     for (int t = separate; t < taps; ++t) sum = std::fmaf(rows[t][x], weights[t], sum);
-    out[x] = static_cast<std::uint8_t>(std::clamp(std::nearbyint(sum), 0.0f, 255.0f));
+    out[x] = sum;
   }
 }
 
-void vertical(const float* const* rows, const float* weights, int taps, int separate, std::uint8_t* out, int count) {
+void vertical(const float* const* rows, const float* weights, int taps, int separate, float* out, int count) {
   vertical_from(0, rows, weights, taps, separate, out, count);
 }
 
+void round_from(int x, const float* values, int count, std::uint8_t* out) {
+  for (; x < count; ++x) out[x] = static_cast<std::uint8_t>(std::clamp(std::nearbyint(values[x]), 0.0f, 255.0f));
+}
+
+void round(const float* values, int count, std::uint8_t* out) { round_from(0, values, count, out); }
+
 }  // namespace
 
-const FloatKernels kPortableFloatKernels = {spread, horizontal, vertical};
+const FloatKernels kPortableFloatKernels = {spread, horizontal, vertical, round};
 
 #if defined(__x86_64__)
 
@@ -193,8 +199,8 @@ void horizontal_avx512(const FloatAxis& axis, int channels, const float* lanes, 
   horizontal_avx512_of<1>(axis, lanes, out);
 }
 
-FASTLOAD_AVX2 void vertical_avx2(const float* const* rows, const float* weights, int taps, int separate,
-                                 std::uint8_t* out, int count) {
+FASTLOAD_AVX2 void vertical_avx2(const float* const* rows, const float* weights, int taps, int separate, float* out,
+                                 int count) {
   int x = 0;
   for (; x + kLanes <= count; x += kLanes) {
     __m256 weight = _mm256_set1_ps(weights[0]);
@@ -211,35 +217,55 @@ FASTLOAD_AVX2 void vertical_avx2(const float* const* rows, const float* weights,
       low = _mm256_fmadd_ps(_mm256_loadu_ps(rows[t] + x), weight, low);
       high = _mm256_fmadd_ps(_mm256_loadu_ps(rows[t] + x + 8), weight, high);
     }
-    const __m256i words = _mm256_packs_epi32(_mm256_cvtps_epi32(low), _mm256_cvtps_epi32(high));
-    const __m256i bytes = _mm256_packus_epi16(words, words);
-    const __m256i order = _mm256_setr_epi32(0, 4, 1, 5, 0, 4, 1, 5);
-    _mm_storeu_si128(reinterpret_cast<__m128i*>(out + x),
-                     _mm256_castsi256_si128(_mm256_permutevar8x32_epi32(bytes, order)));
+    _mm256_storeu_ps(out + x, low);
+    _mm256_storeu_ps(out + x + 8, high);
   }
   vertical_from(x, rows, weights, taps, separate, out, count);
 }
 
-FASTLOAD_AVX512 void vertical_avx512(const float* const* rows, const float* weights, int taps, int separate,
-                                     std::uint8_t* out, int count) {
+FASTLOAD_AVX2 void round_avx2(const float* values, int count, std::uint8_t* out) {
+  const __m256i order = _mm256_setr_epi32(0, 4, 1, 5, 0, 4, 1, 5);
+  int x = 0;
+  for (; x + kLanes <= count; x += kLanes) {
+    const __m256i words = _mm256_packs_epi32(_mm256_cvtps_epi32(_mm256_loadu_ps(values + x)),
+                                             _mm256_cvtps_epi32(_mm256_loadu_ps(values + x + 8)));
+    const __m256i bytes = _mm256_permutevar8x32_epi32(_mm256_packus_epi16(words, words), order);
+    _mm_storeu_si128(reinterpret_cast<__m128i*>(out + x), _mm256_castsi256_si128(bytes));
+  }
+  round_from(x, values, count, out);
+}
+
+inline __mmask16 first_of(int count) { return static_cast<__mmask16>(count >= kLanes ? 0xFFFF : (1 << count) - 1); }
+
+FASTLOAD_AVX512 void vertical_avx512(const float* const* rows, const float* weights, int taps, int separate, float* out,
+                                     int count) {
   for (int x = 0; x < count; x += kLanes) {
-    const auto wanted = static_cast<__mmask16>(count - x >= kLanes ? 0xFFFF : (1 << (count - x)) - 1);
-    const auto load = [wanted, x](const float* row) __attribute__((target("avx512f"))) {
-      return _mm512_maskz_loadu_ps(wanted, row + x);
-    };
-    __m512 sum = _mm512_mul_ps(load(rows[0]), _mm512_set1_ps(weights[0]));
+    const __mmask16 wanted = first_of(count - x);
+    __m512 sum = _mm512_mul_ps(_mm512_maskz_loadu_ps(wanted, rows[0] + x), _mm512_set1_ps(weights[0]));
     int t = 1;
-    for (; t < separate; ++t) sum = _mm512_add_ps(sum, _mm512_mul_ps(load(rows[t]), _mm512_set1_ps(weights[t])));
-    for (; t < taps; ++t) sum = _mm512_fmadd_ps(load(rows[t]), _mm512_set1_ps(weights[t]), sum);
-    const __m512i levels = _mm512_max_epi32(_mm512_cvtps_epi32(sum), _mm512_setzero_si512());
-    _mm_mask_storeu_epi8(out + x, wanted, _mm512_cvtusepi32_epi8(levels));
+    for (; t < separate; ++t) {
+      const __m512 values = _mm512_maskz_loadu_ps(wanted, rows[t] + x);
+      sum = _mm512_add_ps(sum, _mm512_mul_ps(values, _mm512_set1_ps(weights[t])));
+    }
+    for (; t < taps; ++t) {
+      sum = _mm512_fmadd_ps(_mm512_maskz_loadu_ps(wanted, rows[t] + x), _mm512_set1_ps(weights[t]), sum);
+    }
+    _mm512_mask_storeu_ps(out + x, wanted, sum);
+  }
+}
+
+FASTLOAD_AVX512 void round_avx512(const float* values, int count, std::uint8_t* out) {
+  for (int x = 0; x < count; x += kLanes) {
+    const __mmask16 wanted = first_of(count - x);
+    const __m512i levels = _mm512_cvtps_epi32(_mm512_maskz_loadu_ps(wanted, values + x));
+    _mm_mask_storeu_epi8(out + x, wanted, _mm512_cvtusepi32_epi8(_mm512_max_epi32(levels, _mm512_setzero_si512())));
   }
 }
 
 }  // namespace
 
-const FloatKernels kAvx2FloatKernels = {spread_avx2, horizontal_avx2, vertical_avx2};
-const FloatKernels kAvx512FloatKernels = {spread_avx512, horizontal_avx512, vertical_avx512};
+const FloatKernels kAvx2FloatKernels = {spread_avx2, horizontal_avx2, vertical_avx2, round_avx2};
+const FloatKernels kAvx512FloatKernels = {spread_avx512, horizontal_avx512, vertical_avx512, round_avx512};
 
 #endif
 

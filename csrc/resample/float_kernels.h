@@ -26,7 +26,7 @@ struct FloatAxis {
   const float* row(int position) const { return &weights[static_cast<std::size_t>(position) * stride]; }
 };
 
-// The weights of output positions [begin, begin + count) of `out_size`; of one where the sizes are equal.
+// The weights of output positions [begin, begin + count) of `out_size`.
 void make_float_axis(Filter filter, int source_size, int out_size, int begin, int count, FloatAxis& axis);
 
 // Reverses the order of the output positions.
@@ -37,9 +37,10 @@ struct FloatKernels {
   void (*spread)(const std::uint8_t* const* rows, int bytes, float* lanes);
   // Makes lanes of axis.count pixels of those of axis.extent.
   void (*horizontal)(const FloatAxis& axis, int channels, const float* lanes, float* out);
-  // Makes a row of `count` values of rows, and rounds it to levels, half to even.
-  void (*vertical)(const float* const* rows, const float* weights, int taps, int separate, std::uint8_t* out,
-                   int count);
+  // Makes a row of `count` values of rows.
+  void (*vertical)(const float* const* rows, const float* weights, int taps, int separate, float* out, int count);
+  // Rounds values to levels, half to even.
+  void (*round)(const float* values, int count, std::uint8_t* out);
 };
 
 extern const FloatKernels kPortableFloatKernels;

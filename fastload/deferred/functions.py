@@ -23,7 +23,7 @@ import torch.utils.dlpack
 from PIL import Image
 
 from fastload import _core
-from fastload.deferred import canvas, copies, decoding, joins, memory, stacks
+from fastload.deferred import canvas, copies, decoding, joins, memory, resizes, stacks
 from fastload.deferred.content import Content, take_painted_s
 from fastload.deferred.geometry import SIDE_MIN, strides_of
 from fastload.deferred.recorder import (
@@ -32,7 +32,6 @@ from fastload.deferred.recorder import (
     called_on_levels,
     described,
     is_plain_context,
-    resized_in_float,
     shared_table,
 )
 from fastload.lazy import functions as lazy_functions
@@ -65,7 +64,7 @@ _OF_SEVERAL_CALLS: Final = (
     (_V2, "normalize_image", ("view", "sub", "div_"), called_on_levels),
     (_V2, "to_dtype_image", ("to", "mul", "mul_"), called_on_levels),
     (_V1, "convert_image_dtype", ("to", "__truediv__", "mul", "div"), called_on_levels),
-    (_V1, "resize", ("unsqueeze", "to", "clamp", "squeeze"), resized_in_float),
+    (_V1, "resize", ("unsqueeze", "to", "clamp", "squeeze"), resizes.resized_in_float),
 )
 """Functions that make several calls for each image: module, name, the methods that they call, what records them."""
 
@@ -146,6 +145,7 @@ class Deferral:
         joins.install()
         canvas.install()
         copies.install()
+        resizes.install()
         self.recorder = CallRecorder()
         self.deferred = 0
         self._thread = self._told = 0

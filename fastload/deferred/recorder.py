@@ -12,7 +12,6 @@ image. Each kind of call is compared with torch's own result when it first comes
 from __future__ import annotations
 
 import contextlib
-import inspect
 import linecache
 import sys
 import traceback
@@ -24,7 +23,6 @@ from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 import torch
-from torch.nn.functional import interpolate
 from torch.overrides import TorchFunctionMode, _get_current_function_mode_stack
 from torch.utils._device import DeviceContext
 from torchvision import tv_tensors
@@ -34,9 +32,7 @@ from fastload._batch import is_plain
 from fastload._compare import same_bits
 from fastload.deferred import memory as deferred_memory
 from fastload.deferred.content import Content, Fill
-from fastload.deferred.geometry import SIDE_MIN, flipped, placed, strides_of
-from fastload.lazy.images import TARGET_MAX
-from fastload.pipeline.installed.resizes import TENSOR_FILTERS, float_filters, tensor_filters
+from fastload.deferred.geometry import flipped, placed, strides_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
@@ -136,11 +132,14 @@ class CallRecorder(TorchFunctionMode):
         Returns:
             Whether it may be used.
         """
+        return self.agrees(key, like, lambda: painted(made, like), expected)
+
+    def agrees(self, key: Any, like: Any, made: Callable[[], torch.Tensor], expected: Callable[[], Any]) -> bool:
+        """As :meth:`checked`, of what ``made`` returns."""
         if self._compared[key] >= COMPARED:
             return not self.is_off
         self._compared[key] += 1
-        theirs = expected()
-        ours = painted(made, like)
+        theirs, ours = expected(), made()
         if (
             type(theirs) is type(like)
             and theirs.stride() == like.stride()
@@ -612,74 +611,6 @@ def _flip(recorder: CallRecorder, func: Any, args: tuple[Any, ...], kwargs: dict
     return recorded(recorder, key, made, tensor.dim(), kind, lambda: _by_torch(func, args, kwargs, tensor, content))
 
 
-_INTERPOLATE: Final = tuple(inspect.signature(interpolate).parameters)
-
-
-def _interpolate(recorder: CallRecorder, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """Resize levels as torch resizes bytes with antialiasing."""
-    given = {**dict(zip(_INTERPOLATE, args, strict=False)), **kwargs}
-    tensor, mode = given.pop("input", None), given.get("mode")
-    options = given.get("align_corners"), given.get("recompute_scale_factor")
-    plain = given.get("scale_factor") is None and all(each is None or each is False for each in options)
-    if type(tensor) is not torch.Tensor or tensor.dim() != 4 or type(mode) is not str or not plain:
-        return _UNKNOWN
-    if given.get("antialias") is not True or TENSOR_FILTERS.get(mode) not in tensor_filters():
-        return _UNKNOWN
-    return _resized(recorder, (func, mode), tensor, given.get("size"), TENSOR_FILTERS[mode], lambda x: func(x, **given))
-
-
-_RESIZE: Final = ("img", "size", "interpolation", "antialias")
-
-
-def resized_in_float(recorder: CallRecorder, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """Resize levels by torchvision's ``resize`` of tensors, which makes floats of them and levels of these.
-
-    Returns:
-        Its result, deferred; ``None`` if the call cannot be recorded.
-    """
-    given = {"interpolation": "bilinear", "antialias": True, **dict(zip(_RESIZE, args, strict=False)), **kwargs}
-    tensor, mode = given.pop("img", None), given["interpolation"]
-    if type(tensor) is not torch.Tensor or tensor.dim() not in (3, 4) or given["antialias"] is not True:
-        return None
-    with torch._C.DisableTorchFunction():
-        if not deferred_memory.is_deferred(tensor) or type(mode) is not str:
-            return None
-        if (name := float_filters().get(mode)) is None:
-            return None
-        result = _resized(recorder, (func, mode), tensor, given.get("size"), name, lambda x: func(x, **given))
-    return None if result is _UNKNOWN else result
-
-
-def _resized(recorder: CallRecorder, key: Any, tensor: Any, sides: Any, name: str, resize: Callable[[Any], Any]) -> Any:
-    """Resize levels by one of the core's filters; ``resize`` does it by torch."""
-    images = tensor if tensor.dim() == 4 else tensor[None]
-    found = part_of_tensor(images[0] if len(images) == 1 else images)  # whatever the stride of one image
-    if (size := _size_of(sides)) is None or found is None or found[1].fills or not is_identity(found[1].table):
-        return _UNKNOWN
-    content = found[1]
-    made = [image.resized(size, name) for image in content.images]
-    resized = tuple(image for image in made if image is not None)
-    if len(resized) < len(made):
-        return _UNKNOWN
-    stride = images.stride()
-    planar = content.planar or stride[0] < images.shape[2] * stride[2]  # else torch takes it for channels_last
-
-    def by_torch() -> Any:
-        real = torch.empty_strided(tensor.shape, tensor.stride(), dtype=torch.uint8)
-        return resize(real.copy_(painted_as(tensor, content)))
-
-    key = *key, tensor.dim(), content.planar, planar
-    return recorded(recorder, key, Content(resized, content.table, planar), tensor.dim(), torch.Tensor, by_torch)
-
-
-def _size_of(sides: Any) -> tuple[int, int] | None:
-    """Width and height that an argument of torch's names; ``None`` for odd ones."""
-    height, width = sides if type(sides) in (list, tuple, torch.Size) and len(sides) == 2 else (sides, sides)
-    if not all(type(side) is int and side >= SIDE_MIN for side in (height, width)) or height * width > TARGET_MAX:
-        return None
-    return width, height
-
-
 def _reshape(recorder: CallRecorder, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """A view, where torch makes one."""
     if kwargs or type(args[0]) not in _IMAGES:
@@ -868,7 +799,6 @@ _HANDLERS: Final[dict[Any, Handler]] = {
     **dict.fromkeys(_named("clone"), _clone),
     **dict.fromkeys([_T.contiguous], _contiguous),
     **dict.fromkeys(_named("reshape"), _reshape),
-    **dict.fromkeys([interpolate], _interpolate),
     **dict.fromkeys(_named("flip"), _flip),
     **dict.fromkeys([_T.__setitem__], _set),
     **dict.fromkeys([*_named(*_VIEWS), _T.data.__get__], _view),

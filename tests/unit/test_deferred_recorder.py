@@ -258,7 +258,7 @@ MADE_AT_ONCE = {
     "doubles": lambda x: interpolate(x.double()[None], 20, mode="bilinear", antialias=True),
     "other levels": lambda x: interpolate((255 - x)[None], 20, mode="bilinear", antialias=True),
     "a turned image": lambda x: interpolate(x.flip(-1)[None], 20, mode="bilinear", antialias=True),
-    "floats to themselves": lambda x: interpolate(-x.float()[None], x.shape[1:], mode="bilinear", antialias=True),
+    "floats to themselves": lambda x: interpolate((-x.float())[None], x.shape[1:], mode="bilinear", antialias=True),
     "another kernel": lambda x: interpolate(x[None], 20, mode="bilinear"),
     "corners": lambda x: interpolate(x[None], 20, mode="bilinear", align_corners=True, antialias=True),
     "a factor": lambda x: interpolate(x[None], scale_factor=0.5, mode="bilinear", antialias=True),

@@ -525,6 +525,12 @@ def resize(
     flipped: bool = False,
 ) -> None: ...
 
+# `values` is (3, 256) float32, what each level of `source` is resized as, in float, to `size` (rows, columns). `out` is
+# 1-D float32, with channels first if `planar`. False, and `out` is unspecified, if values are not finite.
+def resize_values(
+    source: _Array, values: _Array, out: _Array, size: tuple[int, int], planar: bool, filter: str
+) -> bool: ...
+
 # torchvision.transforms.functional._get_perspective_coeffs, or `None` if the core cannot tell how torch rounds them.
 # `corners`: width and height of an image, and x and y of where its corners go, clockwise from the top left one.
 def perspective_coefficients(corners: Sequence[float]) -> list[float] | None: ...

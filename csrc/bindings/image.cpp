@@ -7,6 +7,7 @@
 #include <limits>
 #include <optional>
 #include <string>
+#include <tuple>
 #include <utility>
 
 #include <nanobind/ndarray.h>
@@ -20,6 +21,7 @@
 #include "image/filters/convolve.h"
 #include "image/look_up.h"
 #include "image/transform/transform.h"
+#include "resample/float_resample.h"
 
 namespace nb = nanobind;
 using namespace nb::literals;
@@ -27,19 +29,22 @@ using namespace nb::literals;
 namespace fastload {
 
 Filter filter_from(const std::string& name) {
-  if (name == "nearest") return Filter::nearest;
-  if (name == "box") return Filter::box;
-  if (name == "bilinear") return Filter::bilinear;
-  if (name == "hamming") return Filter::hamming;
-  if (name == "bicubic") return Filter::bicubic;
-  if (name == "lanczos") return Filter::lanczos;
-  if (name == "torch_bilinear") return Filter::torch_bilinear;
-  if (name == "torch_bicubic") return Filter::torch_bicubic;
-  if (name == "torch_lanczos") return Filter::torch_lanczos;
-  throw nb::value_error(("interpolation must be nearest, box, bilinear, hamming, bicubic, lanczos, torch_bilinear, "
-                         "torch_bicubic or torch_lanczos, got " +
-                         name)
-                            .c_str());
+  return named<Filter>({{"nearest", Filter::nearest},
+                        {"box", Filter::box},
+                        {"bilinear", Filter::bilinear},
+                        {"hamming", Filter::hamming},
+                        {"bicubic", Filter::bicubic},
+                        {"lanczos", Filter::lanczos},
+                        {"torch_bilinear", Filter::torch_bilinear},
+                        {"torch_bicubic", Filter::torch_bicubic},
+                        {"torch_lanczos", Filter::torch_lanczos},
+                        {"float_bilinear", Filter::float_bilinear},
+                        {"float_bicubic", Filter::float_bicubic},
+                        {"fma_bilinear", Filter::fma_bilinear},
+                        {"fma_bicubic", Filter::fma_bicubic},
+                        {"fma4_bilinear", Filter::fma4_bilinear},
+                        {"fma4_bicubic", Filter::fma4_bicubic}},
+                       name, "interpolation");
 }
 
 PassRule pass_rule_from(const std::string& name) {
@@ -159,6 +164,42 @@ void resize(const ConstArray& source, Array out, const std::string& filter, cons
     if (fits) resampler.run(view, out.data(), out.stride(0));
   }
   if (!fits) throw nb::value_error(error.c_str());
+}
+
+using Values = nb::ndarray<float, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
+using ValuesOfLevels = nb::ndarray<const float, nb::shape<3, 256>, nb::c_contig, nb::device::cpu>;
+
+// torch's resize of values of a whole image's levels to `size`; False, and nothing is done, if some are not finite.
+bool resize_values(const ConstArray& source, const ValuesOfLevels& values, const Values& out, std::array<int, 2> size,
+                   bool planar, const std::string& filter) {
+  static thread_local FloatResampler resampler;
+  require_rows(source, "source");
+  const float* const known = values.data();
+  if (!std::all_of(known, known + values.size(), [](float value) { return std::isfinite(value); })) return false;
+  ResizeJob job;
+  job.height = static_cast<int>(source.shape(0));
+  job.width = static_cast<int>(source.shape(1));
+  std::tie(job.out_height, job.out_width) = std::make_pair(size[0], size[1]);
+  job.window = {0, 0, size[0], size[1]};
+  job.filter = filter_from(filter);
+  if (!is_float(job.filter)) throw nb::value_error("the filter must be one in float");
+  if (source.shape(2) != 3 || job.height < 1 || job.width < 1 || size[0] < 1 || size[1] < 1 ||
+      out.size() != std::size_t{3} * static_cast<std::size_t>(size[0]) * static_cast<std::size_t>(size[1])) {
+    throw nb::value_error("source must have 3 channels and pixels, and out as many values as size says");
+  }
+  nb::gil_scoped_release release;
+  resampler.prepare(job);
+  resampler.start(known, out.data(), planar);
+  const PixelBox region = resampler.region();
+  for (int y = 0; y < region.height; y += kLanes) {
+    const std::uint8_t* rows[kLanes];
+    const int count = std::min(kLanes, region.height - y);
+    for (int i = 0; i < count; ++i) {
+      rows[i] = source.data() + (region.top + y + i) * source.stride(0) + std::ptrdiff_t{3} * region.left;
+    }
+    resampler.take(rows, count);
+  }
+  return true;
 }
 
 constexpr std::size_t kMostSide = std::size_t{1} << 24;
@@ -293,6 +334,8 @@ std::array<double, 6> bound_inverse_affine_matrix(std::array<double, 2> center, 
 }  // namespace
 
 void bind_image(nb::module_& m) {
+  m.def("resize_values", &resize_values, "source"_a.noconvert(), "values"_a.noconvert(), "out"_a.noconvert(), "size"_a,
+        "planar"_a, "filter"_a);
   m.def("resize", &resize, "source"_a.noconvert(), "out"_a.noconvert(), "filter"_a = "bilinear",
         "pass_rule"_a = "horizontal_first", "size"_a = nb::none(), "window"_a = std::array<int, 2>{},
         "mirrored"_a = false, "flipped"_a = false);

@@ -210,6 +210,7 @@ void make_axis(Filter filter, int source_size, float low, float high, int out_si
     case Filter::torch_bilinear: make_torch_axis_with<Bilinear>(source_size, out_size, begin, axis); break;
     case Filter::torch_bicubic: make_torch_axis_with<Bicubic>(source_size, out_size, begin, axis); break;
     case Filter::torch_lanczos: make_torch_axis_with<Lanczos>(source_size, out_size, begin, axis); break;
+    default: return;  // its weights are floats
   }
   trim(source_size, axis);
 }

@@ -94,6 +94,7 @@ Tables& tables() {
 }  // namespace
 
 AxisTables axis_tables(const ResizeJob& job) {
+  if (is_float(job.filter)) return {};
   const Key x{true, job.width, job.out_width, job.window.left, job.window.width, job.filter, job.flip_horizontal};
   const Key y{false, job.height, job.out_height, job.window.top, job.window.height, job.filter, false};
   AxisTables found{tables().find(x), tables().find(y), false};

@@ -28,7 +28,8 @@ struct AxisTables {
 // wide photographs 5 MB.
 inline constexpr std::size_t kAxisTablesBytes = std::size_t{16} << 20;
 
-// Returns the tables of a job that resizes its whole source, or null ones if Resampler::prepare() refuses it.
+// Returns the tables of a job that resizes its whole source, or null ones if Resampler::prepare() refuses it or its
+// filter's weights are floats.
 // Thread-safe. Throws std::bad_alloc.
 AxisTables axis_tables(const ResizeJob& job);
 

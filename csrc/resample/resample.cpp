@@ -5,6 +5,7 @@
 #include <cstring>
 
 #include "base/simd_level.h"
+#include "resample/float_resample.h"
 #include "resample/kernels.h"
 
 namespace fastload {
@@ -92,6 +93,7 @@ PassOrder pass_order(PassRule rule, int width, int height, int out_width, int ou
 struct Resampler::State {
   ResizeJob job;
   PixelBox region;
+  FloatResampler floats;  // does it all for its filters
   const Kernels* kernels = nullptr;
 
   Pass x_pass = Pass::keep;
@@ -121,6 +123,7 @@ struct Resampler::State {
   bool prepare(const ResizeJob& job, std::string& error);
   void prepare_axes();
   void start(std::uint8_t* out, std::ptrdiff_t out_stride);
+  bool in_float() const { return is_float(job.filter); }
   bool rows_wait() const { return vertical_first || x_pass == Pass::keep; }
   std::uint8_t* ring_row(int y) { return ring.data() + (y % ring_rows) * ring_stride; }
   std::uint8_t* out_row(int i) const {
@@ -169,6 +172,11 @@ bool Resampler::State::prepare(const ResizeJob& wanted, std::string& error) {
 }
 
 void Resampler::State::prepare_axes() {
+  if (in_float()) {
+    floats.prepare(job);
+    region = floats.region();
+    return;
+  }
   const PixelBox& window = job.window;
   const auto pass_for = [this](int size, float low, float high, int out_size) {
     if (size == out_size && low == 0 && high == static_cast<float>(out_size)) return Pass::keep;
@@ -227,6 +235,7 @@ void Resampler::State::prepare_axes() {
 }
 
 void Resampler::State::start(std::uint8_t* target, std::ptrdiff_t target_stride) {
+  if (in_float()) floats.start(target, target_stride);
   out = target;
   out_stride = target_stride;
   pushed = 0;
@@ -348,7 +357,9 @@ bool Resampler::vertical_first() const { return state_->vertical_first; }
 
 bool Resampler::convolves(bool along_x) const { return (along_x ? state_->x_pass : state_->y_pass) == Pass::convolve; }
 
-bool Resampler::finished() const { return state_->written == state_->job.window.height; }
+bool Resampler::finished() const {
+  return state_->in_float() ? state_->floats.finished() : state_->written == state_->job.window.height;
+}
 
 void Resampler::run(const SourceView& source, std::uint8_t* out, std::ptrdiff_t out_stride) {
   State& s = *state_;
@@ -356,6 +367,15 @@ void Resampler::run(const SourceView& source, std::uint8_t* out, std::ptrdiff_t 
   const int channels = s.job.channels;
   const std::uint8_t* origin = source.data + (s.region.top - source.box.top) * source.stride +
                                static_cast<std::ptrdiff_t>(s.region.left - source.box.left) * channels;
+  if (s.in_float()) {
+    for (int y = 0; y < s.region.height; y += kLanes) {
+      const std::uint8_t* rows[kLanes];
+      const int count = std::min(kLanes, s.region.height - y);
+      for (int i = 0; i < count; ++i) rows[i] = origin + (y + i) * source.stride;
+      s.floats.take(rows, count);
+    }
+    return;
+  }
   if (s.y_pass == Pass::convolve && s.rows_wait()) {
     s.pushed = s.region.height;
     s.y_steps([&](int row) { return origin + row * source.stride; });
@@ -389,6 +409,11 @@ void Resampler::begin(int left, int width, std::uint8_t* out, std::ptrdiff_t out
   const std::ptrdiff_t channels = s.job.channels;
   s.column_offset = (s.region.left - left) * channels;
   const std::ptrdiff_t streamed = padded(width * channels);
+  if (s.in_float()) {
+    s.stage_stride = streamed;
+    s.stage.require(kRowsAhead * streamed);
+    return;
+  }
   if (s.y_pass == Pass::convolve && s.rows_wait()) {
     s.ring_rows = s.window_rows + kRowsAhead - 1;
     s.ring_stride = streamed;
@@ -403,12 +428,21 @@ void Resampler::begin(int left, int width, std::uint8_t* out, std::ptrdiff_t out
 
 std::uint8_t* Resampler::row(int ahead) {
   State& s = *state_;
-  if (s.y_pass == Pass::convolve && s.rows_wait()) return s.ring_row(s.pushed + ahead);
+  if (!s.in_float() && s.y_pass == Pass::convolve && s.rows_wait()) return s.ring_row(s.pushed + ahead);
   return s.stage.data() + ahead * s.stage_stride;
 }
 
 void Resampler::push(int rows) {
   State& s = *state_;
+  if (s.in_float()) {
+    static_assert(kRowsAhead <= kLanes, "rows are taken at once");
+    const std::uint8_t* sources[kRowsAhead];
+    rows = std::min(rows, s.region.height - s.pushed);
+    for (int i = 0; i < rows; ++i) sources[i] = s.stage.data() + i * s.stage_stride + s.column_offset;
+    if (rows > 0) s.floats.take(sources, rows);
+    s.pushed += std::max(rows, 0);
+    return;
+  }
   rows = std::min(rows, s.region.height - s.pushed);
   if (s.y_pass == Pass::convolve && s.rows_wait()) {
     s.pushed += rows;

@@ -8,6 +8,11 @@
 // torch.nn.functional.interpolate(antialias=True) on uint8 tensors, as built for AVX2, has the same weights in double
 // but rounds them to 16 bits, with as many fractional bits p as fit, and always runs the horizontal pass first. A
 // weight w with p fractional bits gives the same pixels as w << (22 - p) with 22, so both share the kernels.
+//
+// Of float32 tensors its weights are floats, and each pass sums products of floats in the order of the taps, again
+// horizontally first. torchvision's first transforms resize uint8 tensors so, and round the result to levels. How torch
+// was compiled decides whether a product is rounded before it is added: always (float), never (fma), or only in groups
+// of four taps after the first one (fma4).
 #pragma once
 
 #include <cstddef>
@@ -20,9 +25,26 @@
 
 namespace fastload {
 
-enum class Filter { nearest, box, bilinear, hamming, bicubic, lanczos, torch_bilinear, torch_bicubic, torch_lanczos };
+enum class Filter {
+  nearest,
+  box,
+  bilinear,
+  hamming,
+  bicubic,
+  lanczos,
+  torch_bilinear,
+  torch_bicubic,
+  torch_lanczos,
+  float_bilinear,
+  float_bicubic,
+  fma_bilinear,
+  fma_bicubic,
+  fma4_bilinear,
+  fma4_bicubic,
+};
 
 constexpr bool is_torch(Filter filter) { return filter >= Filter::torch_bilinear; }
+constexpr bool is_float(Filter filter) { return filter >= Filter::float_bilinear; }
 
 enum class PassOrder { horizontal_first, vertical_first };
 
@@ -86,7 +108,7 @@ class Resampler {
   // The weights along x and y for code that resizes by itself, in the order and with the arithmetic of the first lines
   // above: for each of the window's columns, mirrored if requested, or rows, the first pixel of the region and the
   // number of taps; then all first weights, all second ones and so on, with 22 fractional bits. Appends them to
-  // `numbers`, and returns the largest number of taps.
+  // `numbers`, and returns the largest number of taps. Not for filters in float.
   int weights(bool along_x, std::vector<std::int32_t>& numbers) const;
   bool vertical_first() const;
   // Whether pixels are weighted along that axis, rather than kept or picked by the nearest filter.

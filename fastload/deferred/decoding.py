@@ -7,7 +7,6 @@ them. A file whose decoding could fail, or may be no plain RGB image, is left to
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import functools
 import warnings
 from dataclasses import dataclass
@@ -19,6 +18,7 @@ import torchvision  # noqa: F401  # which has the operators
 
 from fastload import _core
 from fastload.deferred.geometry import SIDE_MIN
+from fastload.deferred.memory import READ, WRITE, view_of
 from fastload.lazy.files import ROOM
 from fastload.lazy.images import TARGET_MAX, pass_rule
 from fastload.lazy.pixels import COMPARED, File, Library, Pending
@@ -36,12 +36,6 @@ _APP1: Final = b"\xff\xe1"
 """The marker of what may have an orientation."""
 
 _OPERATORS: Final = ("decode_image", "decode_jpeg")
-
-_READ, _WRITE = 0x100, 0x200
-"""Python's ``PyBUF_READ`` and ``PyBUF_WRITE``."""
-_view_of: Final[Any] = ctypes.pythonapi.PyMemoryView_FromMemory
-_view_of.argtypes = ctypes.c_void_p, ctypes.c_ssize_t, ctypes.c_int
-_view_of.restype = ctypes.py_object
 
 
 class Operator(torch._ops.OpOverloadPacket):
@@ -109,15 +103,9 @@ def made_at_once(pending: Pending) -> torch.Tensor | None:
     """Decode a file to a tensor like torchvision's; ``None`` if the core does not."""
     width, height = pending.size
     made = torch.empty((height, width, 3), dtype=torch.uint8)
-    out = np.frombuffer(_memory_of(made, _WRITE), np.uint8).reshape(1, height, width, 3)
+    out = np.frombuffer(view_of(made, WRITE), np.uint8).reshape(1, height, width, 3)
     status, *_ = _core.decode(pending.file.data, out, pending.geometry())
     return made.permute(2, 0, 1) if status == "ok" else None
-
-
-def _memory_of(tensor: torch.Tensor, access: int) -> memoryview:
-    """View a contiguous tensor's bytes; after its ``numpy()`` torch would not resize it any more."""
-    view: memoryview = _view_of(torch._C.TensorBase.data_ptr(tensor), tensor.nbytes, access)
-    return view
 
 
 def _is_file(data: Any) -> bool:
@@ -141,7 +129,7 @@ def pending_of(data: Any, mode: Any, apply_exif_orientation: Any = False) -> Pen
         return None
     if not _is_file(data) or (library := _library()).differs:
         return None
-    held = _memory_of(data, _READ)
+    held = view_of(data, READ)
     status, _, _, width, height, channels, *_ = _core.jpeg_header(held)
     if status != "ok" or channels != 3 or min(width, height) < SIDE_MIN or width * height > TARGET_MAX:
         return None

@@ -23,7 +23,7 @@ import torch.utils.dlpack
 from PIL import Image
 
 from fastload import _core
-from fastload.deferred import canvas, colors, copies, decoding, joins, memory, rearranged, stacks
+from fastload.deferred import canvas, colors, copies, decoding, joins, memory, rearranged, resizes, stacks
 from fastload.deferred.content import Content, take_painted_s
 from fastload.deferred.geometry import SIDE_MIN, strides_of
 from fastload.deferred.recorder import (
@@ -58,12 +58,15 @@ _OF_A_PROCESSOR: Final = ("transformers.image_processing_backends", "Torchvision
 """A method that makes a tensor of an image, for all of transformers' image processors on torchvision."""
 
 _V2: Final = "torchvision.transforms.v2.functional._misc"
-_OF_VALUES: Final = (
-    ("torchvision.transforms._functional_tensor", "normalize", ("clone", "any", "view", "sub_", "div_")),
-    (_V2, "normalize_image", ("view", "sub", "div_")),
-    (_V2, "to_dtype_image", ("to", "mul", "mul_")),
+_V1: Final = "torchvision.transforms._functional_tensor"
+_OF_SEVERAL_CALLS: Final = (
+    (_V1, "normalize", ("clone", "any", "view", "sub_", "div_"), called_on_levels),
+    (_V2, "normalize_image", ("view", "sub", "div_"), called_on_levels),
+    (_V2, "to_dtype_image", ("to", "mul", "mul_"), called_on_levels),
+    (_V1, "convert_image_dtype", ("to", "__truediv__", "mul", "div"), called_on_levels),
+    (_V1, "resize", ("unsqueeze", "to", "clamp", "squeeze"), resizes.resized_in_float),
 )
-"""Functions of single values that make several calls for each image: module, name, the methods that they call."""
+"""Functions that make several calls for each image: module, name, the methods that they call, what records them."""
 
 _POINTERS: Final = (
     (torch.Tensor, "numpy"),
@@ -143,6 +146,7 @@ class Deferral:
         rearranged.install()
         canvas.install()
         copies.install()
+        resizes.install()
         self.recorder = CallRecorder()
         self.deferred = 0
         self._thread = self._told = 0
@@ -176,10 +180,10 @@ class Deferral:
         self._is_prepared = True
         stacks.install()
         replace = self._replaced.replace
-        for home, function, methods in _OF_VALUES:
+        for home, function, methods, record in _OF_SEVERAL_CALLS:
             original = getattr(sys.modules.get(home), function, None)
             if is_written_in(original, home) and original.__name__ == function:
-                replace(sys.modules[home], function, self.on_levels(original, methods))
+                replace(sys.modules[home], function, self.recorded_by(record, original, methods))
         for home, function, new in colors.functions(self.recorder, self._is_on):
             replace(home, function, new)
         for holder, function in _POINTERS:
@@ -260,19 +264,19 @@ class Deferral:
 
         return method
 
-    def on_levels(self, original: Any, names: Sequence[str]) -> Any:
-        """Wrap one of :data:`_OF_VALUES`, so that deferred tensors' levels are given to it."""
-        methods = [getattr(torch.Tensor, name) for name in names]
+    def recorded_by(self, record: Callable[..., Any], original: Any, names: Sequence[str]) -> Any:
+        """Wrap one of :data:`_OF_SEVERAL_CALLS`, whose calls ``record`` gets first."""
+        methods, calls = [getattr(torch.Tensor, name) for name in names], _globals_of(original)
+        called = calls()
 
         @functools.wraps(original)
         def function(*arguments: Any, **rest: Any) -> Any:
-            is_new = not any(arguments[3:]) and not rest.get("inplace")
-            if not is_new or torch.compiler.is_compiling():  # the original, in one graph with what is around it
+            if torch.compiler.is_compiling():  # the original, in one graph with what is around it
                 return original(*arguments, **rest)
-            as_usual = methods == [getattr(torch.Tensor, name) for name in names]
+            as_usual = methods == [getattr(torch.Tensor, name) for name in names] and called == calls()
             made = None
             if as_usual and self._is_on() and not self.recorder.is_off:
-                made = called_on_levels(self.recorder, original, arguments, rest)
+                made = record(self.recorder, original, arguments, rest)
             return original(*arguments, **rest) if made is None else made
 
         for name, value in (("__script_if_tracing_wrapper", True), ("__original_fn", original)):

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import ctypes
 import sys
 import weakref
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 import torch
@@ -27,6 +28,12 @@ _data_ptr = torch._C.TensorBase.data_ptr  # not as the user sees it, who gets a 
 _storage_of = torch._C.TensorBase.untyped_storage
 VIEWS_MAX = 64
 """Noted views of a memory, from which on those that are gone are dropped."""
+
+READ, WRITE = 0x100, 0x200
+"""Python's ``PyBUF_READ`` and ``PyBUF_WRITE``."""
+_view_of: Final[Any] = ctypes.pythonapi.PyMemoryView_FromMemory
+_view_of.argtypes = ctypes.c_void_p, ctypes.c_ssize_t, ctypes.c_int
+_view_of.restype = ctypes.py_object
 
 _DECODER = str(Path(__file__).with_name("decode_elsewhere.py"))
 
@@ -223,6 +230,12 @@ def forget(tensor: torch.Tensor) -> None:
     if (memory := any_memory_of(tensor)) is not None:
         paint(memory)
         memory.tensors.clear()
+
+
+def view_of(tensor: torch.Tensor, access: int) -> memoryview:
+    """View a contiguous tensor's bytes; after its ``numpy()`` torch would not resize it any more."""
+    view: memoryview = _view_of(_data_ptr(tensor), tensor.nbytes, access)
+    return view
 
 
 def _bytes_of(storage: torch.UntypedStorage) -> torch.Tensor:

@@ -12,7 +12,6 @@ image. Each kind of call is compared with torch's own result when it first comes
 from __future__ import annotations
 
 import contextlib
-import inspect
 import linecache
 import sys
 import traceback
@@ -24,7 +23,6 @@ from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 import torch
-from torch.nn.functional import interpolate
 from torch.overrides import TorchFunctionMode, _get_current_function_mode_stack
 from torch.utils._device import DeviceContext
 from torchvision import tv_tensors
@@ -34,9 +32,7 @@ from fastload._batch import is_plain
 from fastload._compare import same_bits
 from fastload.deferred import memory as deferred_memory
 from fastload.deferred.content import Content, Fill
-from fastload.deferred.geometry import SIDE_MIN, flipped, placed, strides_of
-from fastload.lazy.images import TARGET_MAX
-from fastload.pipeline.installed.resizes import TENSOR_FILTERS, tensor_filters
+from fastload.deferred.geometry import flipped, placed, strides_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
@@ -138,11 +134,14 @@ class CallRecorder(TorchFunctionMode):
         Returns:
             Whether it may be used.
         """
+        return self.agrees(key, like, lambda: painted(made, like), expected)
+
+    def agrees(self, key: Any, like: Any, made: Callable[[], torch.Tensor], expected: Callable[[], Any]) -> bool:
+        """As :meth:`checked`, of what ``made`` returns."""
         if self._compared[key] >= COMPARED:
             return not self.is_off
         self._compared[key] += 1
-        theirs = expected()
-        ours = painted(made, like)
+        theirs, ours = expected(), made()
         if (
             type(theirs) is type(like)
             and theirs.stride() == like.stride()
@@ -441,7 +440,7 @@ def called_on_levels(recorder: CallRecorder, func: Any, args: tuple[Any, ...], k
     Returns:
         Its result, deferred; ``None`` if the call cannot be recorded.
     """
-    if not args or type(args[0]) is not torch.Tensor:
+    if not args or type(args[0]) is not torch.Tensor or any(args[3:]) or kwargs.get("inplace"):
         return None
     with torch._C.DisableTorchFunction():
         if not deferred_memory.is_deferred(args[0]):
@@ -612,47 +611,6 @@ def _flip(recorder: CallRecorder, func: Any, args: tuple[Any, ...], kwargs: dict
     key = func, tuple(sorted(axes)), tensor.dim(), content.planar, content.table.dtype
     kind = _type_of_result(func, tensor, content, *args[1:], **kwargs)
     return recorded(recorder, key, made, tensor.dim(), kind, lambda: _by_torch(func, args, kwargs, tensor, content))
-
-
-_INTERPOLATE: Final = tuple(inspect.signature(interpolate).parameters)
-
-
-def _interpolate(recorder: CallRecorder, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """Resize levels as torch resizes bytes with antialiasing."""
-    given = {**dict(zip(_INTERPOLATE, args, strict=False)), **kwargs}
-    tensor, mode = given.pop("input", None), given.get("mode")
-    options = given.get("align_corners"), given.get("recompute_scale_factor")
-    plain = given.get("scale_factor") is None and all(each is None or each is False for each in options)
-    if type(tensor) is not torch.Tensor or tensor.dim() != 4 or type(mode) is not str or not plain:
-        return UNKNOWN
-    size = _size_of(given.get("size"))
-    if size is None or given.get("antialias") is not True or TENSOR_FILTERS.get(mode) not in tensor_filters():
-        return UNKNOWN
-    found = part_of_tensor(tensor[0] if len(tensor) == 1 else tensor)  # whatever the stride of one image
-    if found is None or found[1].fills or not is_identity(found[1].table):
-        return UNKNOWN
-    content = found[1]
-    images = [image.resized(size, TENSOR_FILTERS[mode]) for image in content.images]
-    resized = tuple(image for image in images if image is not None)
-    if len(resized) < len(images):
-        return UNKNOWN
-    stride = tensor.stride()
-    planar = content.planar or stride[0] < tensor.shape[2] * stride[2]  # else torch takes it for channels_last
-    made = Content(resized, content.table, planar)
-
-    def by_torch() -> Any:
-        real = torch.empty_strided(tensor.shape, stride, dtype=torch.uint8)
-        return func(real.copy_(painted_as(tensor, content)), **given)
-
-    return recorded(recorder, (func, mode, content.planar, planar), made, 4, torch.Tensor, by_torch)
-
-
-def _size_of(sides: Any) -> tuple[int, int] | None:
-    """Width and height that an argument of torch's names; ``None`` for odd ones."""
-    height, width = sides if type(sides) in (list, tuple, torch.Size) and len(sides) == 2 else (sides, sides)
-    if not all(type(side) is int and side >= SIDE_MIN for side in (height, width)) or height * width > TARGET_MAX:
-        return None
-    return width, height
 
 
 def ordinary(tensor: Any, shape: tuple[int, ...], content: Content) -> Any:
@@ -831,7 +789,6 @@ _HANDLERS: Final[dict[Any, Handler]] = {
     ),
     **dict.fromkeys(named("clone"), _clone),
     **dict.fromkeys([_T.contiguous], _contiguous),
-    **dict.fromkeys([interpolate], _interpolate),
     **dict.fromkeys(named("flip"), _flip),
     **dict.fromkeys([_T.__setitem__], _set),
     **dict.fromkeys([*named(*_VIEWS), _T.data.__get__], as_view),

@@ -68,6 +68,16 @@ return v2.Compose([*steps, v2.Normalize(MEAN, STD), v2.ToPureTensor()])(decode_i
 # evaluation
 steps = [v2.Resize(32), v2.CenterCrop(24), v2.ConvertImageDtype(torch.float32), v2.Normalize(MEAN, STD)]
 return v2.Compose(steps)(decode_image(read_file(path)))
+# first transforms
+steps = [v1.RandomResizedCrop(24), v1.RandomHorizontalFlip(), v1.ConvertImageDtype(torch.float)]
+return v1.Compose([*steps, v1.Normalize(MEAN, STD)])(read_image(path, "RGB")), number
+# first transforms of a smaller image
+crop = v1.Compose([v1.Resize(32, v1.InterpolationMode.BICUBIC), v1.CenterCrop(24), v1.RandomVerticalFlip()])
+return crop(decode_image(path, "RGB"))
+# floats
+steps = [v1.ConvertImageDtype(torch.float), v1.Normalize(MEAN, STD), v1.Resize((28, 31)), v1.RandomCrop(24)]
+x, y = v1.Compose(steps)(decode_image(path, "RGB")), v2.ToDtype(torch.float32, scale=True)(read_image(path, "RGB"))
+return x, v2.RandomResizedCrop(24, interpolation=v2.InterpolationMode.BICUBIC)(v2.Normalize(MEAN, STD)(y))
 # views
 crop = v2.Compose([v2.RandomResizedCrop(16, (0.3, 1)), v2.RandomHorizontalFlip()])
 x = read_image(path)

@@ -358,7 +358,7 @@ def test_forked_child_does_not_hang_and_makes_its_own_threads(pool: _core.Pool, 
         ({"geometry": np.zeros((1, 12), np.int32), "plan": train_plan()}, "or a plan and none"),
         ({"geometry": np.zeros((1, 12), np.int32), "seeds": [1]}, "only a plan draws"),
         ({"plan": train_plan(), "seeds": [1, 2]}, "one seed for each image"),
-        ({"plan": train_plan(), "filter": "cubic"}, "interpolation must be"),
+        ({"plan": train_plan(), "filter": "cubic"}, "no such interpolation: cubic"),
         ({"plan": train_plan(), "pass_rule": "any"}, "pass_rule must be"),
     ],
 )

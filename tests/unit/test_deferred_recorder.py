@@ -22,12 +22,12 @@ from torchvision.transforms.v2 import functional
 
 from fastload import _core
 from fastload._compare import same_bits
-from fastload.deferred import canvas, functions, recorder
+from fastload.deferred import canvas, functions, recorder, resizes
 from fastload.deferred.content import Content
 from fastload.deferred.functions import Deferral
 from fastload.deferred.geometry import placed
 from fastload.deferred.memory import content_to_send, is_deferred
-from fastload.deferred.recorder import IDENTITY
+from fastload.deferred.recorder import IDENTITY, called_on_levels
 from fastload.deferred.staging import Stager
 from fastload.lazy import images as lazy_images
 from fastload.lazy.pixels import File, Pending
@@ -255,9 +255,10 @@ def test_images_with_constants_around_are_staged_as_levels(monkeypatch):
 
 
 MADE_AT_ONCE = {
-    "floats": lambda x: interpolate(x.float()[None], 20, mode="bilinear", antialias=True),
+    "doubles": lambda x: interpolate(x.double()[None], 20, mode="bilinear", antialias=True),
     "other levels": lambda x: interpolate((255 - x)[None], 20, mode="bilinear", antialias=True),
     "a turned image": lambda x: interpolate(x.flip(-1)[None], 20, mode="bilinear", antialias=True),
+    "floats to themselves": lambda x: interpolate((-x.float())[None], x.shape[1:], mode="bilinear", antialias=True),
     "another kernel": lambda x: interpolate(x[None], 20, mode="bilinear"),
     "corners": lambda x: interpolate(x[None], 20, mode="bilinear", align_corners=True, antialias=True),
     "a factor": lambda x: interpolate(x[None], scale_factor=0.5, mode="bilinear", antialias=True),
@@ -280,6 +281,53 @@ def test_other_resizes_are_torchs(name):
     assert torch.equal(made, call(like))
 
 
+FLOATS = {
+    "one": lambda x: interpolate(x[None], (20, 31), mode="bilinear", antialias=True),
+    "bicubic": lambda x: interpolate(x[None], size=33, mode="bicubic", align_corners=False, antialias=True),
+    "by both axes": lambda x: interpolate(x[None], (x.shape[1] + 9, 7), mode="bicubic", antialias=True),
+    "by one axis": lambda x: interpolate(x[None], (20, x.shape[2]), mode="bilinear", antialias=True),
+    "by first transforms": lambda x: functional_of_pillow.resized_crop(x, 3, 5, 30, 40, [24, 25], antialias=True),
+    "by later ones": lambda x: functional.resized_crop(x, 3, 5, 30, 40, [24, 25]),
+    "a turned image": lambda x: functional.resize(x.flip(-1).mul(2), [20, 21]),
+    "a batch": lambda x: interpolate(torch.stack([x, x.flip(-2)]), 24, mode="bilinear", antialias=True),
+    "in channels_last": lambda x: interpolate(
+        torch.stack([x, x]).to(memory_format=torch.channels_last), 24, mode="bilinear", antialias=True
+    ),
+}
+
+
+@pytest.mark.parametrize("planar", [True, False])
+@pytest.mark.parametrize("name", FLOATS)
+def test_resized_floats_are_made_at_once(name, planar):
+    call, table_of_signs = FLOATS[name], table().neg()  # which has zeros that are negative, too
+    table_of_signs[:, 7] = -0.0
+    of = Content((Pending(File(DATA, SIZE, calibrated()), (0, 0, *SIZE)),), table_of_signs, planar)
+    like = expected(of)[0]
+    theirs = call(like)
+    watching = recorder.CallRecorder()
+    with watching:
+        for _ in range(3):  # two are compared with torch's
+            made = call(deferred(of, single=True))
+    assert not is_deferred(made)
+    assert not watching.painted_by
+    assert not watching.is_off
+    assert made.stride() == theirs.stride()
+    assert made.untyped_storage().resizable()
+    assert same_bits(made, theirs)
+
+
+@pytest.mark.parametrize("value", [math.inf, math.nan])
+def test_floats_that_are_not_finite_are_resized_by_torch(value):
+    values = table()
+    values[1, 5] = value
+    of = Content((of_levels(pixels(1, 48, 60), (0, 0, 60, 48)),), values, planar=True)
+    watching = recorder.CallRecorder()
+    with watching:
+        made = interpolate(deferred(of, single=True)[None], 20, mode="bilinear", antialias=True)
+    assert watching.painted_by
+    assert same_bits(made, interpolate(expected(of), 20, mode="bilinear", antialias=True))
+
+
 def test_a_box_and_a_resize_are_made_in_their_order():
     of = Content((of_levels(pixels(1, 48, 60), (0, 0, 60, 48)),), IDENTITY, planar=False)
     x, like = deferred(of, single=True), expected(of)[0]
@@ -287,9 +335,13 @@ def test_a_box_and_a_resize_are_made_in_their_order():
     with watching:
         x[:, 3:20, 5:9] = 7
         made = functional.resize(x, [20, 20])
+        x = deferred(of, single=True).float()
+        x[:, 3:20, 5:9] = 7
+        floats = functional.resize(x, [20, 20])
     assert not watching.is_off
     like[:, 3:20, 5:9] = 7
     assert torch.equal(made, functional.resize(like, [20, 20]))
+    assert torch.equal(floats, functional.resize(like.float(), [20, 20]))
 
 
 @pytest.mark.parametrize("shape", [(1, 3, -1, 48), (3, -1), (-1,), (48, 48, 3), (0, -1)])
@@ -408,7 +460,7 @@ def deferral():
 def test_normalize_is_recorded_as_one_call(monkeypatch, deferral):
     of = content(fills=False)
     kept = deferred(of)
-    normalize = deferral.on_levels(_functional_tensor.normalize, ["sub_"])
+    normalize = deferral.recorded_by(called_on_levels, _functional_tensor.normalize, ["sub_"])
     like = expected(of)[0]
     calls = 4 * [([0.1, -0.2, 3.0], (0.5, 2.0, 0.3))] + 2 * [([0.1, -0.2, 3.0], (0.5, 2.0, 0.4))]
     theirs = [_functional_tensor.normalize(like, *each) for each in calls]
@@ -428,9 +480,74 @@ def test_normalize_is_recorded_as_one_call(monkeypatch, deferral):
     with deferral:
         assert torch.equal(normalize(deferred(of, single=True), *calls[0]), theirs[0])
     assert called
+
     with deferral, pytest.raises(ValueError, match="std evaluated to zero"):
         normalize(deferred(of, single=True), [0.0], [0.0])
     assert is_deferred(kept)
+
+
+IN_FLOAT = {
+    "bilinear": lambda x: _functional_tensor.resize(x, [20, 31]),
+    "bicubic": lambda x: _functional_tensor.resize(x, [60, 9], interpolation="bicubic", antialias=True),
+    "of a crop": lambda x: functional_of_pillow.resized_crop(x, 3, 5, 30, 40, [24, 25], antialias=True),
+    "then cropped": lambda x: functional_of_pillow.center_crop(functional_of_pillow.resize(x, 40), [20]),
+    "then turned": lambda x: functional_of_pillow.convert_image_dtype(_functional_tensor.resize(x, (24, 25)).flip(-1)),
+    "of a batch": lambda x: _functional_tensor.resize(torch.stack([x, x]), [24, 24])[1],
+    "of one": lambda x: _functional_tensor.resize(x[None], [24, 24])[0],
+}
+
+
+@pytest.mark.parametrize("planar", [True, False])
+@pytest.mark.parametrize("name", IN_FLOAT)
+def test_first_resizes_of_levels_are_recorded(deferral, name, planar):
+    call = IN_FLOAT[name]
+    of = Content((of_levels(pixels(1, 48, 60), (0, 0, 60, 48)),), IDENTITY, planar)
+    x, like = deferred(of, single=True), expected(of)[0]
+    theirs = call(like)
+    with deferral:
+        for _ in range(3):  # two are compared with torch's
+            made = call(x)
+    assert is_deferred(made)
+    assert not deferral.recorder.painted_by
+    assert (made.shape, made.stride(), made.dtype) == (theirs.shape, theirs.stride(), theirs.dtype)
+    assert torch.equal(made, theirs)
+    assert not deferral.recorder.is_off
+
+
+PAINTED = {
+    "without antialias": lambda x: _functional_tensor.resize(x, [20, 31], antialias=False),
+    "nearest": lambda x: _functional_tensor.resize(x, [20, 31], "nearest"),
+    "doubles": lambda x: _functional_tensor.resize(x.double(), [20, 31]),
+    "another size": lambda x: _functional_tensor.resize(x, (torch.tensor(20), 31)),
+    "one column": lambda x: _functional_tensor.resize(x, (20, 1)),
+}
+
+
+@pytest.mark.parametrize("name", PAINTED)
+def test_other_first_resizes_are_painted(deferral, name):
+    of = Content((of_levels(pixels(1, 48, 60), (0, 0, 60, 48)),), IDENTITY, planar=False)
+    x = deferred(of, single=True)
+    with deferral:
+        made = PAINTED[name](x)
+    assert not is_deferred(made)
+    assert torch.equal(made, PAINTED[name](expected(of)[0]))
+
+
+def test_a_replaced_interpolate_is_called(monkeypatch, deferral):
+    of = Content((of_levels(pixels(1, 48, 60), (0, 0, 60, 48)),), IDENTITY, planar=False)
+    deferral._prepare()
+    called = []
+    monkeypatch.setattr(_functional_tensor, "interpolate", lambda *a, **k: called.append(a) or interpolate(*a, **k))
+    with deferral:
+        _functional_tensor.resize(deferred(of, single=True), [20, 31])
+    assert called
+
+
+def test_without_its_arithmetic_a_first_resize_is_painted(monkeypatch, deferral):
+    of = Content((of_levels(pixels(1, 48, 60), (0, 0, 60, 48)),), IDENTITY, planar=False)
+    monkeypatch.setattr(resizes, "float_filters", dict)
+    with deferral:
+        assert not is_deferred(_functional_tensor.resize(deferred(of, single=True), [20, 31]))
 
 
 def as_array(image):

@@ -47,6 +47,7 @@ _SMALL: Final = 2, 3
 """Height and width of :func:`small_like`."""
 _GAP: Final = 2
 _FAR: Final = 1000
+"""Is added to strides of single elements that are larger than all of a mask."""
 
 
 def small_like(tensor: torch.Tensor, content: Content) -> Any:
@@ -60,7 +61,10 @@ def small_like(tensor: torch.Tensor, content: Content) -> Any:
     has_gaps = row != width
     small_row = _SMALL[1] + _GAP * has_gaps
     known = {1: 1, width: _SMALL[1], row: small_row, height * row: _SMALL[0] * small_row}
-    chosen = [_FAR if each > height * row else known.get(each) for each in strides]
+    chosen = [
+        _FAR + each * (size == 1) if each > height * row else known.get(each)
+        for size, each in zip(sizes, strides, strict=True)
+    ]
     if None in chosen:
         return None
     shape = *(min(each, 2) for each in sizes), *_SMALL
@@ -73,7 +77,7 @@ def strides_as(small: torch.Tensor, shape: Sequence[int]) -> tuple[int, ...] | N
     usual, made = contiguous_stride(small.shape), contiguous_stride(shape)
     known = {1: 1} | dict(zip(usual, made, strict=True)) | {small.numel(): math.prod(shape)}
     strides = [
-        large if size > 1 and stride == contiguous else known.get(stride) if size == 1 else None
+        (large if stride == contiguous else None) if size > 1 else stride - _FAR if stride > _FAR else known.get(stride)
         for size, stride, contiguous, large in zip(small.shape, small.stride(), usual, made, strict=True)
     ]
     return None if None in strides else tuple(strides)  # type: ignore[arg-type]

@@ -69,7 +69,7 @@ class Content:
     @property
     def channels(self) -> int:
         """Channels of an image."""
-        return len(self.table)
+        return self.images[0].channels
 
     @property
     def nbytes(self) -> int:

@@ -52,6 +52,11 @@ class Placed:
         return self.image.file
 
     @property
+    def channels(self) -> int:
+        """The image's."""
+        return self.image.channels
+
+    @property
     def box(self) -> Box:
         """Where the image is."""
         width, height = self.image.size
@@ -68,7 +73,7 @@ class Placed:
         size = right - left, bottom - top
         inside = common(self.box, (top, left, bottom - top, right - left))
         if inside is None or self.is_blank:
-            return blank(size, self.image.channels)
+            return blank(size, self.channels)
         y, x, height, width = inside
         image = self.image.cropped((x - self.left, y - self.top, x - self.left + width, y - self.top + height))
         return None if image is None else placed_at(image, size, y - top, x - left)
@@ -119,7 +124,7 @@ def placed_at(
         return image
     if isinstance(image, Placed):
         if image.is_blank:
-            return blank(size, image.image.channels)
+            return blank(size, image.channels)
         return replace(image, size=size, top=top + image.top, left=left + image.left)
     return Placed(image, size, top, left)
 

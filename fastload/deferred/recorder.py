@@ -662,7 +662,7 @@ def _interpolate(recorder: CallRecorder, func: Any, args: tuple[Any, ...], kwarg
     small = func(small_like(tensor, content), **{**given, "size": (4, 5)}) if picks else None
 
     def by_torch() -> Any:
-        real = torch.empty_strided(tensor.shape, stride, dtype=torch.uint8)
+        real = torch.empty_strided(tensor.shape, stride, dtype=tensor.dtype)
         return func(real.copy_(painted_as(tensor, content)), **given)
 
     key = func, mode, content.planar, planar, content.table.dtype

@@ -53,10 +53,19 @@ class ImageProgram:
         library: str = "Pillow",
         place: tuple[int, int, int, int] | None = None,  # in the tensor's image, else all of it
     ) -> None: ...
+    # Of levels of one channel, their height and width given: the row and the column of each pixel there, 1-D int32.
+    @staticmethod
+    def picked(
+        data: Buffer,
+        levels: tuple[int, int],
+        rows: Any,
+        columns: Any,
+        place: tuple[int, int, int, int] | None = None,
+    ) -> ImageProgram: ...
 
-# Images of one size, one behind the other, whose levels are looked up in a table, (3, 256) of values of 1, 2, 4 or 8
-# bytes. Fills: (image, top, left, height, width, a value for each channel), in order. paint() needs no GIL and returns
-# each image's status; `out` is 1-D uint8.
+# Images of one size, one behind the other, whose levels are looked up in a table, (3, 256) or, of picked images,
+# (1, 256), of values of 1, 2, 4 or 8 bytes. Fills: (image, top, left, height, width, a value for each channel), in
+# order. paint() needs no GIL and returns each image's status; `out` is 1-D uint8.
 class TensorProgram:
     def __init__(
         self,

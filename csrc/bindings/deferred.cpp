@@ -70,13 +70,41 @@ std::shared_ptr<ImageProgram> image_program(const nb::object& data, const std::a
   return program;
 }
 
+using Places = nb::ndarray<const std::int32_t, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
+
+std::vector<std::int32_t> places_from(const Places& places, std::uint32_t side) {
+  std::vector<std::int32_t> made(places.data(), places.data() + places.size());
+  const bool inside = std::all_of(made.begin(), made.end(), [side](std::int32_t place) {
+    return place >= 0 && static_cast<std::uint32_t>(place) < side;
+  });
+  if (made.empty() || !inside) throw nb::value_error("rows and columns must be the levels'");
+  return made;
+}
+
+// An image of one channel.
+std::shared_ptr<ImageProgram> picked(const nb::object& data, std::pair<std::uint32_t, std::uint32_t> levels,
+                                     const Places& rows, const Places& columns,
+                                     const std::optional<std::array<int, 4>>& place) {
+  auto program = std::make_shared<ImageProgram>();
+  program->file = bytes_from(data);
+  std::tie(program->file.height, program->file.width) = levels;
+  if (program->file.size != std::size_t{1} * levels.first * levels.second) {
+    throw nb::value_error("levels must have 1 channel of their height and width");
+  }
+  program->rows = places_from(rows, levels.first);
+  program->columns = places_from(columns, levels.second);
+  if (place) program->place = PixelBox{(*place)[0], (*place)[1], (*place)[2], (*place)[3]};
+  return program;
+}
+
 void set_values(TensorProgram& program, const ValueTable& table) {
   LookUpJob job;
   set_table(job, table);
-  if (job.channels != 3) throw nb::value_error("a table must have 3 channels");
+  if (job.channels != 1 && job.channels != 3) throw nb::value_error("a table must have 1 or 3 channels");
+  program.channels = static_cast<std::size_t>(job.channels);
   program.value_bytes = job.value_bytes;
   const auto* values = static_cast<const std::uint8_t*>(job.table);
-  program.table.assign(values, values + std::size_t{3} * 256 * job.value_bytes);
+  program.table.assign(values, values + program.channels * 256 * job.value_bytes);
   program.keeps_levels = job.value_bytes == 1;
   for (std::size_t i = 0; i < program.table.size(); ++i) program.keeps_levels &= program.table[i] == (i & 255);
 }
@@ -94,6 +122,12 @@ void set_images(TensorProgram& program, std::size_t first, const std::vector<std
     if (images[i]->place && !is_inside(program, *images[i]->place)) {
       throw nb::value_error("an image must have its place within the tensor's");
     }
+    const PixelBox all{0, 0, program.height, program.width}, place = images[i]->place.value_or(all);
+    const bool is_complete = images[i]->rows.size() == static_cast<std::size_t>(place.height) &&
+                             images[i]->columns.size() == static_cast<std::size_t>(place.width);
+    if (images[i]->channels() != program.channels || (program.channels == 1 && !is_complete)) {
+      throw nb::value_error("an image must have the table's channels; with one, rows and columns of its place");
+    }
     program.images[first + i] = images[i];
   }
 }
@@ -101,10 +135,11 @@ void set_images(TensorProgram& program, std::size_t first, const std::vector<std
 void add_fills(TensorProgram& program, const std::vector<FillFields>& fills) {
   for (const auto& [image, top, left, height, width, bytes] : fills) {
     TensorProgram::Fill fill{image, {top, left, height, width}, {}};
-    if (!is_inside(program, fill.box) || image >= program.images.size() || bytes.size() != 3 * program.value_bytes) {
+    if (!is_inside(program, fill.box) || image >= program.images.size() ||
+        bytes.size() != program.channels * program.value_bytes) {
       throw nb::value_error("a fill must be within its image, and have one value of the table's type a channel");
     }
-    for (std::size_t channel = 0; channel < 3; ++channel) {
+    for (std::size_t channel = 0; channel < program.channels; ++channel) {
       std::memcpy(fill.values[channel].data(), bytes.c_str() + channel * program.value_bytes, program.value_bytes);
     }
     program.fills.push_back(fill);
@@ -141,7 +176,9 @@ std::shared_ptr<TensorProgram> with_images(const TensorProgram& program, std::si
   if (first > count || images.size() > count - first) throw nb::value_error("there are no such images");
   auto made = std::make_shared<TensorProgram>(program);
   set_values(*made, table);
-  if (made->value_bytes != program.value_bytes) throw nb::value_error("values must be as large as the others");
+  if (made->value_bytes != program.value_bytes || made->channels != program.channels) {
+    throw nb::value_error("values must be as large and as many as the others");
+  }
   set_images(*made, first, images);
   const auto is_replaced = [&](const TensorProgram::Fill& fill) {
     return fill.image >= first && fill.image < first + images.size();
@@ -161,6 +198,7 @@ std::shared_ptr<TensorProgram> with_values(const TensorProgram& program, const V
   made->pass_rule = program.pass_rule;
   made->planar = program.planar;
   set_values(*made, table);
+  if (made->channels != program.channels) throw nb::value_error("values must be as many as the others");
   return made;
 }
 
@@ -202,7 +240,7 @@ nb::bytes write(const TensorProgram& program, int file, std::int64_t offset) {
 void require_levels_of(const TensorProgram& whole, std::size_t image, const ConstArray& levels) {
   if (image >= whole.images.size()) throw nb::value_error("there is no such image");
   const TensorProgram& program = whole.owner_of(image);
-  const bool fits = levels.shape(0) == static_cast<std::size_t>(program.height) &&
+  const bool fits = program.channels == 3 && levels.shape(0) == static_cast<std::size_t>(program.height) &&
                     levels.shape(1) == static_cast<std::size_t>(program.width) && levels.shape(2) == 3;
   if (!fits || levels.stride(2) != 1 || levels.stride(1) != 3 || levels.stride(0) != std::int64_t{3} * program.width) {
     throw nb::value_error("levels must be the image's, HWC without gaps");
@@ -339,6 +377,10 @@ nb::bytes bytes_of(const std::vector<std::int32_t>& numbers) {
 nb::tuple stage(const std::vector<std::shared_ptr<TensorProgram>>& tensors, const std::vector<std::size_t>& first,
                 const StagingMemory& memory, std::size_t most_bytes) {
   if (first.size() != tensors.size()) throw nb::value_error("each tensor must have a place in the pixels");
+  for (const auto& tensor : tensors) {
+    require_plain(*tensor);
+    if (tensor->channels != 3) throw nb::value_error("tensors must have 3 channels");
+  }
   StagedPrograms staged;
   std::vector<std::int32_t> owners;
   std::string has;
@@ -452,7 +494,9 @@ nb::object bound_to(nb::handle mode, const nb::frozenset& passed, const nb::froz
 void bind_deferred(nb::module_& m) {
   nb::class_<ImageProgram>(m, "ImageProgram")
       .def(nb::new_(&image_program), "data"_a, "geometry"_a, "filter"_a = "bilinear", "steps"_a = nb::tuple(),
-           "levels"_a = nb::none(), "library"_a = "Pillow", "place"_a = nb::none());
+           "levels"_a = nb::none(), "library"_a = "Pillow", "place"_a = nb::none())
+      .def_static("picked", &picked, "data"_a, "levels"_a, "rows"_a.noconvert(), "columns"_a.noconvert(),
+                  "place"_a = nb::none());
   nb::class_<TensorProgram>(m, "TensorProgram")
       .def(nb::new_(&tensor_program), "images"_a, "size"_a, "pass_rule"_a, "table"_a.noconvert(), "planar"_a,
            "fills"_a = std::vector<FillFields>{})

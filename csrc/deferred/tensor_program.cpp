@@ -41,8 +41,9 @@ void fill(const TensorProgram& program, const TensorProgram::Fill& fill, std::ui
   const std::size_t bytes = program.value_bytes, width = static_cast<std::size_t>(program.width);
   const auto rows = static_cast<std::size_t>(fill.box.height), columns = static_cast<std::size_t>(fill.box.width);
   const std::size_t first = static_cast<std::size_t>(fill.box.top) * width + static_cast<std::size_t>(fill.box.left);
+  const std::size_t channels = program.channels;
   std::array<std::uint8_t, 3 * 8> pixel;
-  for (std::size_t channel = 0; channel < 3; ++channel) {
+  for (std::size_t channel = 0; channel < channels; ++channel) {
     const std::uint8_t* value = fill.values[channel].data();
     if (program.planar) {
       const std::size_t plane = static_cast<std::size_t>(program.height) * width;
@@ -51,7 +52,9 @@ void fill(const TensorProgram& program, const TensorProgram::Fill& fill, std::ui
       std::memcpy(pixel.data() + channel * bytes, value, bytes);
     }
   }
-  if (!program.planar) fill_rows(pixel.data(), 3 * bytes, columns, rows, 3 * width * bytes, out + 3 * first * bytes);
+  if (program.planar) return;
+  const std::size_t pixel_bytes = channels * bytes;
+  fill_rows(pixel.data(), pixel_bytes, columns, rows, width * pixel_bytes, out + first * pixel_bytes);
 }
 
 // The dimensions without those of size 1; two that lie one behind the other are one.
@@ -176,7 +179,34 @@ void TensorProgram::paint_fills(std::size_t image, void* out) const {
   }
 }
 
+void TensorProgram::paint_picked(std::size_t image, void* out) const {
+  const ImageProgram& program = *images[image];
+  const PixelBox place = program.place.value_or(PixelBox{0, 0, height, width});
+  PickJob job;
+  job.levels = program.file.data;
+  job.row_stride = program.file.width;
+  job.rows = program.rows.data();
+  job.columns = program.columns.data();
+  job.height = static_cast<std::size_t>(place.height);
+  job.width = static_cast<std::size_t>(place.width);
+  job.table = table.data();
+  job.value_bytes = value_bytes;
+  job.out_stride = static_cast<std::size_t>(width);
+  const std::size_t first = static_cast<std::size_t>(place.top) * job.out_stride + static_cast<std::size_t>(place.left);
+  job.out = static_cast<std::uint8_t*>(out) + first * value_bytes;
+  pick(job);
+  paint_fills(image, out);
+}
+
 Status TensorProgram::paint(std::size_t image, void* out) const {
+  std::size_t number = image;
+  const TensorProgram& owner = owner_of(number);
+  if (owner.channels == 1) {
+    return owner.in_order(out, [&](void* made) {
+      owner.paint_picked(number, made);
+      return Status::ok;
+    });
+  }
   const ImageBytes& file = images[image]->file;
   if (file.is_decoded()) return paint_whole(image, file.data, file.height, file.width, out);
   Input input;
@@ -254,8 +284,8 @@ int TensorProgram::write(int file, std::int64_t offset, Status* statuses) const 
 
 bool append(const TensorProgram& program, TensorProgram& to) {
   if (!program.axes.empty() || !program.parts.empty() || !to.axes.empty() || !to.parts.empty()) return false;
-  if (program.height != to.height || program.width != to.width || program.pass_rule != to.pass_rule ||
-      program.value_bytes != to.value_bytes || program.table != to.table) {
+  if (program.height != to.height || program.width != to.width || program.channels != to.channels ||
+      program.pass_rule != to.pass_rule || program.value_bytes != to.value_bytes || program.table != to.table) {
     return false;
   }
   for (TensorProgram::Fill fill : program.fills) {

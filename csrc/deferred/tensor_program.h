@@ -18,7 +18,8 @@
 
 namespace fastload {
 
-// An image in memory, encoded; or its levels, (height, width, 3) without gaps, if it has a height. `owner` keeps it.
+// An image in memory, encoded; or its levels, (height, width, channels) without gaps, if it has a height. `owner` keeps
+// it.
 // `library` decodes what the core does not, see decode_elsewhere().
 struct ImageBytes {
   const std::uint8_t* data = nullptr;
@@ -30,12 +31,16 @@ struct ImageBytes {
   bool is_decoded() const { return height != 0; }
 };
 
-// One image: a part of a file, its size, flips and steps. Its geometry is complete and has a filter.
+// One image: a part of a file, its size, flips and steps. Its geometry is complete and has a filter. An image of one
+// channel has levels, and the row and the column of each of its pixels there in place of a geometry.
 struct ImageProgram {
   ImageBytes file;
   Geometry geometry;
+  std::vector<std::int32_t> rows{}, columns{};
   // Where it is in the tensor's image, if it does not take all of that: fills cover the rest.
   std::optional<PixelBox> place{};
+
+  std::size_t channels() const { return rows.empty() ? 3 : 1; }
 };
 
 // Images of one size, one behind the other, whose levels are looked up in a table.
@@ -54,9 +59,10 @@ struct TensorProgram {
 
   std::vector<std::shared_ptr<const ImageProgram>> images;
   int height = 0, width = 0;
+  std::size_t channels = 3;  // 1 or 3
   PassRule pass_rule = PassRule::horizontal_first;
   std::size_t value_bytes = 1;      // 1, 2, 4 or 8
-  std::vector<std::uint8_t> table;  // 256 values for each of 3 channels
+  std::vector<std::uint8_t> table;  // 256 values for each channel
   bool keeps_levels = false;        // the values are the levels
   bool planar = true;               // channels are outermost within an image, else innermost
   std::vector<Fill> fills;          // in order
@@ -77,7 +83,7 @@ struct TensorProgram {
   // Writes one image's values to `out`, aligned to their size. If the result is not `ok`, `out` is unspecified.
   // Thread-safe; needs no lock. Never throws.
   Status paint(std::size_t image, void* out) const;
-  // The same from the pixels of the image's whole file, (height, width, 3) without gaps.
+  // The same of an image of 3 channels from the pixels of its whole file, (height, width, 3) without gaps.
   Status paint_whole(std::size_t image, const std::uint8_t* pixels, std::uint32_t file_height, std::uint32_t file_width,
                      void* out) const;
   // The same from levels that were made elsewhere, (height, width, 3) without gaps. Not `ok` only without memory.
@@ -87,9 +93,8 @@ struct TensorProgram {
   int write(int file, std::int64_t offset, Status* statuses) const;
 
  private:
-  std::size_t values() const {
-    return std::size_t{3} * static_cast<std::size_t>(height) * static_cast<std::size_t>(width);
-  }
+  std::size_t values() const { return channels * static_cast<std::size_t>(height) * static_cast<std::size_t>(width); }
+  void paint_picked(std::size_t image, void* out) const;
   Status paint_input(std::size_t image, const Input& input, void* out) const;
   // These write the values in their own order.
   Status paint_values(std::size_t image, const Input& input, void* out) const;

@@ -1,5 +1,7 @@
 #include "image/look_up.h"
 
+#include <cstring>
+
 #if defined(__linux__)
 #include <sys/mman.h>
 #endif
@@ -36,6 +38,20 @@ void look_up_channels(const LookUpJob& job) {
   }
 }
 
+template <typename Value>
+void pick_as(const PickJob& job) {
+  const auto* table = static_cast<const Value*>(job.table);
+  auto* out = static_cast<Value*>(job.out);
+  for (std::size_t row = 0; row < job.height; ++row, out += job.out_stride) {
+    if (row > 0 && job.rows[row] == job.rows[row - 1]) {
+      std::memcpy(out, out - job.out_stride, job.width * sizeof(Value));
+      continue;
+    }
+    const std::uint8_t* levels = job.levels + job.rows[row] * job.row_stride;
+    for (std::size_t column = 0; column < job.width; ++column) out[column] = table[levels[job.columns[column]]];
+  }
+}
+
 }  // namespace
 
 void look_up(const LookUpJob& job) {
@@ -44,6 +60,16 @@ void look_up(const LookUpJob& job) {
     case 2: return look_up_channels<std::uint16_t>(job);
     case 4: return look_up_channels<std::uint32_t>(job);
     case 8: return look_up_channels<std::uint64_t>(job);
+    default: return;
+  }
+}
+
+void pick(const PickJob& job) {
+  switch (job.value_bytes) {
+    case 1: return pick_as<std::uint8_t>(job);
+    case 2: return pick_as<std::uint16_t>(job);
+    case 4: return pick_as<std::uint32_t>(job);
+    case 8: return pick_as<std::uint64_t>(job);
     default: return;
   }
 }

@@ -21,7 +21,7 @@ from fastload._batch import is_plain
 from fastload._compare import same_bits
 from fastload.deferred import memory as deferred_memory
 from fastload.deferred.content import Content, Fill
-from fastload.deferred.geometry import SIDE_MIN, part_of, placed, strides_of
+from fastload.deferred.geometry import SIDE_MIN, part_of, placed, shape_of, small_like, strides_of
 from fastload.deferred.placed import Placed, blank, common, outside, placed_at
 from fastload.deferred.recorder import (
     DTYPES,
@@ -43,6 +43,7 @@ from fastload.lazy.images import TARGET_MAX
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
+    from fastload.deferred.picked import Picked
     from fastload.deferred.placed import Box
     from fastload.lazy.pixels import Pending
 
@@ -57,14 +58,14 @@ _SIZES: Final = frozenset([list, tuple, torch.Size])
 _NAMED: Final = frozenset(["size", "fill_value", "dtype", "device", "layout", "requires_grad"])
 _UNFILLED: Final = frozenset([torch.empty, _T.new, _T.new_empty, torch.empty_like])
 _OF_A_TENSOR: Final = frozenset([torch.empty_like, torch.zeros_like, torch.ones_like, torch.full_like])
+_NEW: Final = frozenset([_T.new, _T.new_empty, _T.new_zeros, _T.new_ones, _T.new_full])
+_METHODS: Final = _NEW | _OF_A_TENSOR
 _MAKERS: Final = frozenset(
     [
         *(torch.empty, torch.zeros, torch.ones, torch.full),
-        *(_T.new, _T.new_empty, _T.new_zeros, _T.new_ones, _T.new_full),
-        *_OF_A_TENSOR,
+        *_METHODS,
     ]
 )
-_METHODS: Final = frozenset(each for each in _MAKERS if each not in (torch.empty, torch.zeros, torch.ones, torch.full))
 
 
 class _Trial:
@@ -86,7 +87,7 @@ def _made(recorder: CallRecorder, func: Any, args: tuple[Any, ...], kwargs: dict
     parsed = _size_of(func, args, kwargs)
     if parsed is None or recorder.is_off or not _core.has_deferred_memory():
         return NotImplemented
-    shape, small_args, small_kwargs = parsed
+    shape, channels, small_args, small_kwargs = parsed
     trial = _trials[func, line_of_user()]
     if trial.is_lost:
         return NotImplemented
@@ -97,17 +98,18 @@ def _made(recorder: CallRecorder, func: Any, args: tuple[Any, ...], kwargs: dict
     if not _is_usual(small) or math.prod(shape) * small.itemsize < MIN_BYTES:
         return NotImplemented
     height, width = shape[-2:]
-    values = torch.zeros(3, dtype=small.dtype) if func in _UNFILLED else small.expand(3).clone()
-    table = IDENTITY if small.dtype == torch.uint8 else torch.zeros((3, 256), dtype=small.dtype)
-    count = shape[0] if len(shape) == 4 else 1
+    values = torch.zeros(channels, dtype=small.dtype) if func in _UNFILLED else small.expand(channels).clone()
+    table = IDENTITY[:channels] if small.dtype == torch.uint8 else torch.zeros((channels, 256), dtype=small.dtype)
+    count = shape[0] if len(shape) > (3 if channels == 3 else 2) else 1
     fills = tuple(Fill(image, (0, 0, height, width), values) for image in range(count))
-    content = Content((blank((width, height)),) * count, shared_table(table), True, fills)
+    content = Content((blank((width, height), channels),) * count, shared_table(table), True, fills)
 
     def by_torch() -> Any:
         theirs = func(*args, **kwargs)
         return theirs.zero_() if func in _UNFILLED else theirs
 
-    made = recorded(recorder, (func, small.dtype, len(shape)), content, len(shape), torch.Tensor, by_torch)
+    key = func, small.dtype, channels, len(shape)
+    made = recorded(recorder, key, content, len(shape), torch.Tensor, by_torch)
     memory = deferred_memory.memory_of(made) if isinstance(made, torch.Tensor) else None
     if memory is None:
         return NotImplemented
@@ -118,11 +120,12 @@ def _made(recorder: CallRecorder, func: Any, args: tuple[Any, ...], kwargs: dict
 
 def _size_of(
     func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
-) -> tuple[tuple[int, ...], tuple[Any, ...], dict[str, Any]] | None:
+) -> tuple[tuple[int, ...], int, tuple[Any, ...], dict[str, Any]] | None:
     """Find the size of the canvas that a function is to make.
 
     Returns:
-        That, and the function's arguments for a tensor of one value. ``None`` if it makes no canvas.
+        That, the channels of its images, and the function's arguments for a tensor of one value. ``None`` if it makes
+        no canvas.
     """
     if kwargs and not kwargs.keys() <= _NAMED:
         return None
@@ -143,15 +146,21 @@ def _size_of(
         shape, args = rest, (*args[:skipped], 1)
     if type(shape) not in _SIZES or len(shape) not in (3, 4) or not all(type(each) is int for each in shape):
         return None
-    *count, channels, height, width = shape
+    *count, height, width = shape
+    channels = 1 if func in _NEW and _is_mask(args[0]) else 3
     if (
-        channels != 3
+        (count[-1] != channels and not (channels == 1 and len(count) == 1))
         or min(height, width) < SIDE_MIN
         or height * width > TARGET_MAX
         or not all(each > 0 for each in count)
     ):
         return None
-    return tuple(shape), args, kwargs
+    return tuple(shape), channels, args, kwargs
+
+
+def _is_mask(tensor: Any) -> bool:
+    memory = deferred_memory.memory_of(tensor)
+    return memory is not None and memory.content.channels == 1
 
 
 def _is_usual(small: Any) -> bool:
@@ -208,7 +217,7 @@ class _Region:
         return found
 
     def with_images(
-        self, given: Sequence[Pending | Placed | None], table: torch.Tensor, fills: Sequence[Fill]
+        self, given: Sequence[Pending | Placed | Picked | None], table: torch.Tensor, fills: Sequence[Fill]
     ) -> Content | None:
         """Return what the memory holds with images in the region.
 
@@ -222,7 +231,7 @@ class _Region:
         """
         content, box = self.content, self.box
         height, width = content.image_size
-        images: list[Pending | Placed] = []
+        images: list[Pending | Placed | Picked] = []
         for number, image in zip(self.images, given, strict=True):
             before = content.images[number]
             area = before.box if isinstance(before, Placed) else (0, 0, height, width)
@@ -230,7 +239,7 @@ class _Region:
             if image is not None and not is_hidden:
                 return None
             if image is None:
-                images.append(blank((width, height)) if is_hidden else before)
+                images.append(blank((width, height), content.channels) if is_hidden else before)
             else:
                 images.append(placed_at(image, (width, height), *box[:2]))
         if table is not content.table:
@@ -263,19 +272,19 @@ class _Region:
             return False
         height, width = self.content.image_size
         whole = 0, 0, height, width
-        shape = len(self.images), 3, height, width
         before, after = part_of(self.content, self.images, whole), part_of(made, self.images, whole)
         if before is None or after is None:
             return False
+        shape = shape_of(after, 4)
         like = torch.empty_strided(shape, strides_of(shape, planar=made.planar), dtype=made.table.dtype, device="meta")
 
         def by_torch() -> Any:
             real = painted(before, like)
             top, left, rows, columns = self.box
-            do(real[:, :, top : top + rows, left : left + columns])
+            do(real[..., top : top + rows, left : left + columns])
             return real
 
-        key = key, made.planar, made.table.dtype, self.is_whole
+        key = key, made.channels, made.planar, made.table.dtype, self.is_whole
         if not recorder.checked(key, after, like, by_torch) or not deferred_memory.change(self.memory, made):
             return False
         trial = getattr(self.memory, "trial", None)
@@ -285,7 +294,7 @@ class _Region:
         return True
 
 
-def _is_blank(image: Pending | Placed) -> bool:
+def _is_blank(image: Pending | Placed | Picked) -> bool:
     return isinstance(image, Placed) and image.is_blank
 
 
@@ -318,6 +327,8 @@ def _put(recorder: CallRecorder, func: Any, target: Any, source: Any) -> bool:
     if region is None or found is None or found[0] is region.memory:
         return False
     original = given = found[1]
+    if given.channels != region.content.channels:
+        return False
     if given.images[0].file.pass_rule != region.content.images[0].file.pass_rule:
         return False
     if given.table.dtype != region.content.table.dtype:
@@ -329,14 +340,14 @@ def _put(recorder: CallRecorder, func: Any, target: Any, source: Any) -> bool:
     if func is not _T.copy_:
         if (value := region.value()) is None:
             return False
-        table = value[:, None].expand(3, 256).clone().add_(table)
+        table = value[:, None].expand(-1, 256).clone().add_(table)
         fills = tuple(Fill(each.image, each.box, value.clone().add_(each.values)) for each in fills)
         if not all(torch.equal(each, each) for each in (table, *(fill.values for fill in fills))):
             return False  # the bits of NaN are uncertain
         table = shared_table(table)
 
     def do(real: torch.Tensor) -> None:
-        func(real if target.dim() == 4 else real[0], painted_as(source, original))
+        func(real.view(target.shape), painted_as(source, original))
 
     return region.change(recorder, (func, original.table.dtype), region.with_images(given.images, table, fills), do)
 
@@ -354,19 +365,20 @@ def _copy(recorder: CallRecorder, func: Any, args: tuple[Any, ...], kwargs: dict
 
 def _fill_region(recorder: CallRecorder, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """Fill a part of unpainted memory with a constant."""
-    values = args[1:]
-    if kwargs or not all(type(each) in (int, float, bool) for each in values):
+    numbers = args[1:]
+    if kwargs or not all(type(each) in (int, float, bool) for each in numbers):
         return NotImplemented
     region = _region_of(args[0])
     if region is None:
         return NotImplemented
     try:
-        one = func(torch.empty(1, dtype=args[0].dtype), *values)
+        one = func(torch.empty(1, dtype=args[0].dtype), *numbers)
     except (RuntimeError, TypeError, ValueError):  # torch raises it again
         return NotImplemented
-    fills = [Fill(number, (0, 0, *region.box[2:]), one.expand(3).clone()) for number in range(len(region.images))]
+    values = one.expand(region.content.channels).clone()
+    fills = [Fill(number, (0, 0, *region.box[2:]), values) for number in range(len(region.images))]
     made = region.with_images([None] * len(region.images), region.content.table, fills)
-    if not region.change(recorder, func, made, lambda real: func(real, *values)):
+    if not region.change(recorder, func, made, lambda real: func(real, *numbers)):
         return NotImplemented
     _note_change(args[0])
     return args[0]
@@ -421,19 +433,23 @@ def _padded(recorder: CallRecorder, func: Any, args: tuple[Any, ...], kwargs: di
     if found is None:
         return NotImplemented
     content, rest = found[1], {} if mode is None else {"mode": mode}
+    is_mask, small = content.channels == 1, None
     left, _, top, _ = (*edges, 0, 0)[:4]
     try:
         one = func(torch.zeros((1, 1), dtype=tensor.dtype), (1, 0), value=value, **rest)[0, :1]
         like = torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device="meta")
         like = func(like, edges, value=value, **rest)
+        if is_mask:
+            small = func(small_like(tensor, content), tuple(min(edge, 1) for edge in edges), value=value, **rest)
     except (RuntimeError, TypeError, ValueError):  # torch raises it again
         return NotImplemented
     height, width = like.shape[-2:]
-    planar = next((each for each in (True, False) if strides_of(like.shape, planar=each) == like.stride()), None)
+    layouts = (each for each in (True, False) if strides_of(like.shape, planar=each) == like.stride())
+    planar = True if is_mask else next(layouts, None)
     if planar is None or height * width > TARGET_MAX or one.dtype != like.dtype or like.dtype != tensor.dtype:
         return NotImplemented
     rows, columns = content.image_size
-    values = one.expand(3).clone()
+    values = one.expand(content.channels).clone()
     borders = [*outside((0, 0, height, width), (top, left, rows, columns))]
     fills = [Fill(number, border, values) for number in range(len(content.images)) for border in borders]
     fills += [Fill(f.image, (top + f.box[0], left + f.box[1], *f.box[2:]), f.values) for f in content.fills]
@@ -444,8 +460,8 @@ def _padded(recorder: CallRecorder, func: Any, args: tuple[Any, ...], kwargs: di
         real = torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype)
         return func(real.copy_(painted_as(tensor, content)), edges, value=value, **rest)
 
-    key = func, tensor.dim(), content.planar, planar, content.table.dtype
-    return recorded(recorder, key, made, tensor.dim(), torch.Tensor, by_torch)
+    key = func, tensor.dim(), content.channels, content.planar, planar, content.table.dtype
+    return recorded(recorder, key, made, tensor.dim(), torch.Tensor, by_torch, small=small)
 
 
 _NUMBERS: Final = (int, float, type(None))

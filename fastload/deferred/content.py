@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
+    from fastload.deferred.picked import Picked
     from fastload.deferred.placed import Placed
     from fastload.lazy.pixels import Pending
 
@@ -35,7 +36,7 @@ class Fill:
     Attributes:
         image: The image's number.
         box: ``(top, left, height, width)``, pixels.
-        values: ``(3,)``, of the tensor's dtype.
+        values: ``(C,)``, of the tensor's dtype.
     """
 
     image: int
@@ -48,16 +49,16 @@ class Content:
     """What a whole tensor holds: images of one size, one behind the other.
 
     Attributes:
-        images: Their pixels.
-        table: ``(3, 256)``, contiguous: the value of each level of each channel. Its dtype is the tensor's.
-        planar: Whether channels are outermost within an image's memory, else innermost.
+        images: Their pixels, of ``C`` channels: 3, or 1 of masks.
+        table: ``(C, 256)``, contiguous: the value of each level of each channel. Its dtype is the tensor's.
+        planar: Whether channels are outermost within an image's memory, else innermost. True of masks.
         fills: What is put over the images' values, in order.
         axes: If not empty, size and stride, in values, of each dimension of what an image becomes, the outermost
             first: parts of them in another order, or several times. Only as a part of :class:`Rearranged`.
         first: The value at which those begin.
     """
 
-    images: tuple[Pending | Placed, ...]
+    images: tuple[Pending | Placed | Picked, ...]
     table: torch.Tensor
     planar: bool
     fills: tuple[Fill, ...] = ()
@@ -72,14 +73,21 @@ class Content:
         return height, width
 
     @property
+    def channels(self) -> int:
+        """Channels of an image."""
+        return self.images[0].channels
+
+    @property
     def nbytes(self) -> int:
         """Bytes that it takes."""
-        values = math.prod(size for size, _ in self.axes) if self.axes else 3 * math.prod(self.image_size)
+        values = math.prod(size for size, _ in self.axes) if self.axes else self.channels * math.prod(self.image_size)
         return len(self.images) * values * self.table.element_size()
 
     @property
     def staged_bytes(self) -> int:
-        """About how many bytes of a slot it takes for a GPU."""
+        """About how many bytes of a slot it takes for a GPU, which makes no masks."""
+        if self.channels == 1:
+            return self.nbytes
         files = {id(image.file): 2 * len(image.file.data) for image in self.images if not image.file.is_decoded}
         levels = sum(3 * math.prod(image.size) for image in self.images if image.file.is_decoded)
         return sum(files.values()) + levels + STAGED_BYTES * len(self.images)
@@ -104,7 +112,7 @@ class Content:
         return made
 
     def with_images(
-        self, first: int, images: tuple[Pending | Placed, ...], table: torch.Tensor, fills: Sequence[Fill]
+        self, first: int, images: tuple[Pending | Placed | Picked, ...], table: torch.Tensor, fills: Sequence[Fill]
     ) -> Content:
         """Return what holds other images from a place on, with these fills.
 

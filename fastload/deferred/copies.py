@@ -13,11 +13,11 @@ import torch
 from fastload.deferred.geometry import strides_of
 from fastload.deferred.recorder import (
     CallRecorder,
-    ordinary,
     painted_as,
     part_of_tensor,
     record_by,
     recorded,
+    small_ordinary,
 )
 
 _T: Final[Any] = torch.Tensor
@@ -42,16 +42,18 @@ def _copy(recorder: CallRecorder, func: Any, args: tuple[Any, ...], kwargs: dict
     if (found := part_of_tensor(tensor)) is None:
         return NotImplemented
     content = found[1]
-    small = _called_by(sys._getframe(3), func, (ordinary(tensor, (1, 3, 2, 4)[-tensor.dim() :], content),), kwargs)
+    small = _called_by(sys._getframe(3), func, (small_ordinary(tensor, content),), kwargs)
     if type(small) is not torch.Tensor or small.dtype != tensor.dtype:
         return NotImplemented
-    made = replace(content, planar=small.is_contiguous())
+    is_mask = content.channels == 1
+    made = replace(content, planar=is_mask or small.is_contiguous())
 
     def by_torch() -> Any:
-        return painted_as(tensor, content).clone().contiguous() if made.planar else painted_as(tensor, content).clone()
+        copied = painted_as(tensor, content).clone()
+        return copied.contiguous() if made.planar and not is_mask else copied
 
-    key = func, tensor.dim(), content.planar, content.table.dtype
-    return recorded(recorder, key, made, tensor.dim(), torch.Tensor, by_torch)
+    key = func, tensor.dim(), content.channels, content.planar, content.table.dtype
+    return recorded(recorder, key, made, tensor.dim(), torch.Tensor, by_torch, small=small if is_mask else None)
 
 
 _CPU: Final = torch.device("cpu")
@@ -66,7 +68,7 @@ def _to(recorder: CallRecorder, func: Any, args: tuple[Any, ...], kwargs: dict[s
         return NotImplemented
     if not all(each is tensor.dtype or each is False or each is None for each in others):
         return NotImplemented
-    if (found := part_of_tensor(tensor)) is None:
+    if (found := part_of_tensor(tensor)) is None or found[1].channels == 1:
         return NotImplemented
     content = found[1]
     like = torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device="meta")

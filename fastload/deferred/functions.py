@@ -26,6 +26,7 @@ from fastload import _core
 from fastload.deferred import canvas, colors, copies, decoding, joins, memory, rearranged, resizes, stacks
 from fastload.deferred.content import Content, take_painted_s
 from fastload.deferred.geometry import SIDE_MIN, strides_of
+from fastload.deferred.picked import picked_of
 from fastload.deferred.recorder import (
     IDENTITY,
     CallRecorder,
@@ -35,12 +36,13 @@ from fastload.deferred.recorder import (
     shared_table,
 )
 from fastload.lazy import functions as lazy_functions
-from fastload.lazy.images import levels_of, pending_of
+from fastload.lazy.images import levels_of, mask_of, pending_of
 from fastload.pipeline.installed.patches import is_written_in
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
 
+    from fastload.deferred.picked import Picked
     from fastload.lazy.pixels import File, Pending
 
 _HOME: Final = "torchvision.transforms.functional"
@@ -89,6 +91,9 @@ _HANDLERS: Final = (
 
 LEVELS_MIN_BYTES: Final = 1 << 16
 """Pixels that are made become a deferred tensor from this size on. Python makes smaller ones as fast as it defers."""
+
+MASK_MIN_BYTES: Final = 1 << 14
+"""As much of masks, whose tensors programs mostly enlarge, or convert to integers of 8 bytes."""
 
 TRIED_MIN: Final = 16
 """Images that a function defers before it is known whether that is worth while."""
@@ -240,7 +245,11 @@ class Deferral:
         @functools.wraps(original)
         def function(*arguments: Any, **rest: Any) -> Any:
             is_plain = len(arguments) == 1 and not rest
-            made = self._made(original, arguments[0], (original, *calls())) if is_plain else None
+            made = None
+            if is_plain:
+                key = original, *calls()
+                made = self._made(original, arguments[0], key)
+                made = self._made_of_mask(original, arguments[0], key) if made is None else made
             return original(*arguments, **rest) if made is None else made
 
         return function
@@ -309,29 +318,44 @@ class Deferral:
             pending = pending.made()
         if pending.file.is_decoded and 3 * math.prod(pending.size) < LEVELS_MIN_BYTES:
             return None
+        return self._by_table(original, pending, kind, Image.fromarray(LEVELS), trial)
+
+    def _made_of_mask(self, original: Any, image: Any, kind: tuple[Any, ...]) -> torch.Tensor | None:
+        trial = self._trials[kind[0], "masks"]
+        if trial.is_lost or not self._may_defer() or math.prod(getattr(image, "size", ())) < MASK_MIN_BYTES:
+            return None
+        if (mask := mask_of(image, SIDE_MIN)) is None:
+            return None
+        levels = Image.frombytes(mask.mode, LEVELS.shape[1::-1], LEVELS[..., 0].tobytes())
+        return self._by_table(original, picked_of(mask), (kind, mask.mode), levels, trial)
+
+    def _by_table(
+        self, original: Any, image: Pending | Picked, kind: tuple[Any, ...], levels: Image.Image, trial: DeferralTrial
+    ) -> torch.Tensor | None:
         key = kind, torch.get_default_dtype(), *(getattr(torch.Tensor, name) for name in _METHODS)
         if key not in self._tables:
-            self._tables[key] = _table_of(original)
+            self._tables[key] = _table_of(original, levels, image.channels)
         if (known := self._tables[key]) is None:
             return None
         table, planar, resizable = known
-        return self._tensor(pending, table, trial, planar=planar, resizable=resizable)
+        return self._tensor(image, table, trial, planar=planar, resizable=resizable)
 
     def _tensor(
-        self, pending: Pending, table: torch.Tensor, trial: DeferralTrial, *, planar: bool, resizable: bool
+        self, image: Pending | Picked, table: torch.Tensor, trial: DeferralTrial, *, planar: bool, resizable: bool
     ) -> torch.Tensor | None:
         """Make a deferred tensor of one image; ``None`` without memory for it."""
         self._record()
-        width, height = pending.size
-        size = (3, height, width)
+        width, height = image.size
+        size = (image.channels, height, width)
         stride = strides_of(size, planar=planar)
+        content = Content((image,), table, planar or image.channels == 1)
         try:
             with torch._C.DisableTorchFunction():
-                tensor = memory.tensor_of(Content((pending,), table, planar), size, stride, resizable=resizable)
+                tensor = memory.tensor_of(content, size, stride, resizable=resizable)
         except MemoryError:
             return None
         self.deferred += 1
-        trial.add(pending.file)
+        trial.add(image.file)
         return tensor
 
 
@@ -449,11 +473,11 @@ def let_faults_through() -> None:
     _signal.pthread_sigmask = pthread_sigmask
 
 
-def _table_of(function: Any) -> tuple[torch.Tensor, bool, bool] | None:
+def _table_of(function: Any, levels: Image.Image, channels: int) -> tuple[torch.Tensor, bool, bool] | None:
     """Learn each level's value by a function, its layout, and whether it is resizable."""
     with torch._C.DisableTorchFunction():
-        made = function(Image.fromarray(LEVELS))
-        size = (3, SIDE_MIN, 256)
+        made = function(levels)
+        size = (channels, SIDE_MIN, 256)
         if type(made) is not torch.Tensor or made.shape != size:
             return None
         for planar in (True, False):

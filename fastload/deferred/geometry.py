@@ -5,19 +5,20 @@ A view needs no record: torch makes it of the same memory, whose content is know
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
+import torch
 from PIL import Image
 
 from fastload.deferred.content import Content, Fill
+from fastload.deferred.picked import Picked
 from fastload.deferred.placed import Placed, common
 from fastload.memory.packing import contiguous_stride
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
-
-    import torch
 
     from fastload.lazy.pixels import Pending
 
@@ -26,12 +27,60 @@ SIDE_MIN = 2
 
 
 def strides_of(shape: Sequence[int], *, planar: bool) -> tuple[int, ...]:
-    """Strides of images without gaps, ``(3, H, W)`` or ``(N, 3, H, W)``, in elements."""
+    """Strides of images without gaps, ``(C, H, W)`` or ``(N, C, H, W)``, in elements."""
     if planar:
         return contiguous_stride(shape)
     *_, channels, height, width = shape
     image = (1, width * channels, channels)
     return (height * width * channels, *image) if len(shape) == 4 else image
+
+
+def shape_of(content: Content, dims: int) -> tuple[int, ...]:
+    """Shape of a tensor that holds a content: with three dimensions one image of 3 channels, or masks."""
+    images, size = len(content.images), content.image_size
+    if content.channels == 1:
+        return {2: size, 3: (images, *size), 4: (images, 1, *size)}[dims]
+    return (images, 3, *size)[-dims:]
+
+
+_SMALL: Final = 2, 3
+"""Height and width of :func:`small_like`."""
+_GAP: Final = 2
+_FAR: Final = 1000
+"""Is added to strides of single elements that are larger than all of a mask."""
+
+
+def small_like(tensor: torch.Tensor, content: Content) -> Any:
+    """Make an ordinary tensor of few values that has a mask's type and layout.
+
+    Torch chooses a result's strides by the order of its argument's, also of dimensions of size 1. Returns ``None`` if
+    these have other strides than torch gives them.
+    """
+    *sizes, height, width = tensor.shape
+    *strides, row, _ = tensor.stride()
+    has_gaps = row != width
+    small_row = _SMALL[1] + _GAP * has_gaps
+    known = {1: 1, width: _SMALL[1], row: small_row, height * row: _SMALL[0] * small_row}
+    chosen = [
+        _FAR + each * (size == 1) if each > height * row else known.get(each)
+        for size, each in zip(sizes, strides, strict=True)
+    ]
+    if None in chosen:
+        return None
+    shape = *(min(each, 2) for each in sizes), *_SMALL
+    made = torch.empty_strided(shape, (*chosen, small_row, 1), dtype=content.table.dtype, device="cpu")  # type: ignore[arg-type]
+    return made if type(tensor) is torch.Tensor else made.as_subclass(type(tensor))
+
+
+def strides_as(small: torch.Tensor, shape: Sequence[int]) -> tuple[int, ...] | None:
+    """Strides of masks without gaps whose dimensions are in memory as a small tensor's; ``None`` if that has gaps."""
+    usual, made = contiguous_stride(small.shape), contiguous_stride(shape)
+    known = {1: 1} | dict(zip(usual, made, strict=True)) | {small.numel(): math.prod(shape)}
+    strides = [
+        (large if stride == contiguous else None) if size > 1 else stride - _FAR if stride > _FAR else known.get(stride)
+        for size, stride, contiguous, large in zip(small.shape, small.stride(), usual, made, strict=True)
+    ]
+    return None if None in strides else tuple(strides)  # type: ignore[arg-type]
 
 
 def placed(
@@ -48,7 +97,11 @@ def placed(
         ``None`` if it is anything else than a part of all channels.
     """
     shape, stride = tensor.shape, tensor.stride()
-    if len(shape) not in (3, 4) or tensor.dtype != content.table.dtype:
+    if tensor.dtype != content.table.dtype:
+        return None
+    if content.channels == 1:
+        return _placed_mask(tensor, content, side_min)
+    if len(shape) not in (3, 4):
         return None
     rows, columns = content.image_size
     whole = (len(content.images), 3, rows, columns)[-len(shape) :]
@@ -65,6 +118,23 @@ def placed(
     top, left = divmod(pixel, columns)
     count = shape[0] if len(shape) == 4 else 1
     if channel or top + height > rows or left + width > columns or image + count > len(content.images):
+        return None
+    return range(image, image + count), (top, left, height, width)
+
+
+def _placed_mask(
+    tensor: torch.Tensor, content: Content, side_min: int
+) -> tuple[range, tuple[int, int, int, int]] | None:
+    shape, stride = tensor.shape, tensor.stride()
+    rows, columns = content.image_size
+    if len(shape) not in (2, 3, 4) or (len(shape) == 4 and shape[1] != 1) or stride[-2:] != (columns, 1):
+        return None
+    count, (height, width) = shape[0] if len(shape) > 2 else 1, shape[-2:]
+    if min(height, width) < side_min or not count or (count > 1 and stride[0] != rows * columns):
+        return None
+    image, pixel = divmod(int(tensor.storage_offset()), rows * columns)
+    top, left = divmod(pixel, columns)
+    if top + height > rows or left + width > columns or image + count > len(content.images):
         return None
     return range(image, image + count), (top, left, height, width)
 
@@ -116,5 +186,7 @@ def flipped(content: Content, *, horizontally: bool, vertically: bool) -> Conten
     return replace(content, images=images, fills=tuple(fills))
 
 
-def _turned(image: Pending | Placed, method: Image.Transpose, kind: str) -> Pending | Placed:
+def _turned(image: Pending | Placed | Picked, method: Image.Transpose, kind: str) -> Pending | Placed | Picked:
+    if isinstance(image, Picked):
+        return image.turned(method)
     return image.turned(method) or image.changed(kind, {})

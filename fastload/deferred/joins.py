@@ -14,11 +14,11 @@ from fastload.deferred import memory as deferred_memory
 from fastload.deferred.content import Content, joined
 from fastload.deferred.recorder import (
     CallRecorder,
-    ordinary,
     painted_as,
     part_of_tensor,
     record_by,
     recorded,
+    small_ordinary,
 )
 
 if TYPE_CHECKING:
@@ -49,25 +49,27 @@ def _stack(recorder: CallRecorder, func: Any, args: tuple[Any, ...], kwargs: dic
     return made
 
 
-def _stacked(recorder: CallRecorder, func: Any, tensors: Sequence[Any], dims: int = 3) -> Any:
+def _stacked(recorder: CallRecorder, func: Any, tensors: Sequence[Any], *, of_batches: bool = False) -> Any:
     """Join images, or batches of them, to a batch."""
     contents = []
     for each in tensors:
         found = part_of_tensor(each)
-        if found is None or each.dim() != dims:
+        if found is None or each.dim() != tensors[0].dim():
             return NotImplemented
         contents.append(found[1])
-    if not contents or not _are_alike(contents, dims):
+    if not contents or not _are_alike(contents, of_batches=of_batches):
         return NotImplemented
-    size = (1, 3, 2, 4)[-dims:]
-    small = func([ordinary(each, size, content) for each, content in zip(tensors[:2], contents, strict=False)])
-    made = joined(contents, planar=small.is_contiguous())
+    dims, is_of_masks = tensors[0].dim() + (not of_batches), contents[0].channels == 1
+    if dims != 4 and not (is_of_masks and dims == 3):
+        return NotImplemented
+    small = func([small_ordinary(each, content) for each, content in zip(tensors[:2], contents, strict=False)])
+    made = joined(contents, planar=is_of_masks or small.is_contiguous())
 
     def by_torch() -> Any:
         return func([painted_as(each, content) for each, content in zip(tensors, contents, strict=True)])
 
-    key = func, contents[0].planar, made.table.dtype, type(small)
-    return recorded(recorder, key, made, 4, type(small), by_torch)
+    key = func, dims, made.channels, contents[0].planar, made.table.dtype, type(small)
+    return recorded(recorder, key, made, dims, type(small), by_torch, small=small if is_of_masks else None)
 
 
 def _cat(recorder: CallRecorder, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -76,20 +78,22 @@ def _cat(recorder: CallRecorder, func: Any, args: tuple[Any, ...], kwargs: dict[
         return NotImplemented
     tensors = args[0] if args else kwargs["tensors"]
     dim = args[1] if len(args) > 1 else kwargs.get("dim", 0)
-    if not isinstance(tensors, list | tuple) or dim not in (0, -4):
+    if not isinstance(tensors, list | tuple) or (dim != 0 and not _is_first(dim, tensors)):
         return NotImplemented
-    return _stacked(recorder, func, tensors, dims=4)
+    return _stacked(recorder, func, tensors, of_batches=True)
 
 
-def _are_alike(contents: list[Content], dims: int) -> bool:
-    """Whether all are of images of one kind.
+def _is_first(dim: Any, tensors: Sequence[Any]) -> bool:
+    """Whether a negative dimension is the first of each tensor."""
+    return all(isinstance(each, torch.Tensor) and dim == -each.dim() for each in tensors)
 
-    With three dimensions they are of one image each.
-    """
+
+def _are_alike(contents: list[Content], *, of_batches: bool) -> bool:
+    """Whether all are of images of one kind, and of one image each if they are no batches."""
     first = contents[0]
     kind = first.planar, first.image_size
     return all(
-        each.table is first.table and (dims == 4 or len(each.images) == 1) and (each.planar, each.image_size) == kind
+        each.table is first.table and (of_batches or len(each.images) == 1) and (each.planar, each.image_size) == kind
         for each in contents
     )
 

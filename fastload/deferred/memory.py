@@ -169,7 +169,7 @@ def content_of(tensor: torch.Tensor) -> Content | Rearranged | None:
         if (rearranged := rearranged_of(tensor)) is not None:
             return rearranged
         found = part_of_memory(tensor)
-        if found is None and tensor.dim() >= 3 and tensor.size(-1) == 3:  # channels may come last
+        if found is None and tensor.dim() >= 3 and tensor.size(-1) in (1, 3):  # channels may come last
             found = part_of_memory(tensor.movedim(-1, -3))
     return None if found is None else found[1]
 

@@ -5,13 +5,15 @@ from __future__ import annotations
 import functools
 import math
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any, ClassVar, Final
+from typing import TYPE_CHECKING, Any, ClassVar, Final, cast
 
 import numpy as np
 from PIL import Image, ImageFile
 
 from fastload import _core
+from fastload.deferred.picked import Picked, picked
 from fastload.lazy.images import pass_rule
+from fastload.lazy.masks import Indices
 from fastload.lazy.pixels import ByPillow, File, Levels, Pending
 
 if TYPE_CHECKING:
@@ -36,7 +38,7 @@ class Placed:
         left: See there.
     """
 
-    image: Pending
+    image: Pending | Picked
     size: tuple[int, int]
     top: int
     left: int
@@ -50,6 +52,11 @@ class Placed:
         return self.image.file
 
     @property
+    def channels(self) -> int:
+        """The image's."""
+        return self.image.channels
+
+    @property
     def box(self) -> Box:
         """Where the image is."""
         width, height = self.image.size
@@ -58,20 +65,20 @@ class Placed:
     @property
     def is_blank(self) -> bool:
         """Whether nothing of it is specified."""
-        return self.image is _pixel()
+        return self.image is _pixel(self.image.channels)
 
-    def cropped(self, box: tuple[int, int, int, int]) -> Pending | Placed | None:
+    def cropped(self, box: tuple[int, int, int, int]) -> Pending | Placed | Picked | None:
         """As of :class:`Pending`."""
         left, top, right, bottom = box
         size = right - left, bottom - top
         inside = common(self.box, (top, left, bottom - top, right - left))
         if inside is None or self.is_blank:
-            return blank(size)
+            return blank(size, self.channels)
         y, x, height, width = inside
         image = self.image.cropped((x - self.left, y - self.top, x - self.left + width, y - self.top + height))
         return None if image is None else placed_at(image, size, y - top, x - left)
 
-    def resized(self, size: tuple[int, int], name: str) -> None:
+    def resized(self, size: tuple[int, int], how: Any) -> None:
         """No core resizes it."""
 
     def turned(self, method: int) -> Placed | None:
@@ -81,9 +88,9 @@ class Placed:
 
     def changed(self, kind: str, fields: dict[str, Any]) -> Placed:
         """As of :class:`Pending`; the steps are flips."""
-        return self._of(self.image.changed(kind, fields), kind == "flip_horizontal")
+        return self._of(cast("Pending", self.image).changed(kind, fields), kind == "flip_horizontal")
 
-    def _of(self, image: Pending, is_mirrored: bool) -> Placed:
+    def _of(self, image: Pending | Picked, is_mirrored: bool) -> Placed:
         if self.is_blank:
             return self
         top, left, height, width = self.box
@@ -109,19 +116,25 @@ class Placed:
         return self._made[0]
 
 
-def placed_at(image: Pending | Placed, size: tuple[int, int], top: int, left: int) -> Pending | Placed:
+def placed_at(
+    image: Pending | Placed | Picked, size: tuple[int, int], top: int, left: int
+) -> Pending | Placed | Picked:
     """Return an image within a larger one, or itself if it takes all of that."""
     if image.size == size:
         return image
     if isinstance(image, Placed):
-        return blank(size) if image.is_blank else replace(image, size=size, top=top + image.top, left=left + image.left)
+        if image.is_blank:
+            return blank(size, image.channels)
+        return replace(image, size=size, top=top + image.top, left=left + image.left)
     return Placed(image, size, top, left)
 
 
 @functools.cache
-def _pixel() -> Pending:
+def _pixel(channels: int) -> Pending | Picked:
     """An image of one pixel, which a fill hides."""
     pillow = ByPillow(pass_rule(), 0, lambda: None, ImageFile.ImageFile.load)
+    if channels == 1:
+        return picked(Indices(np.zeros((1, 1, 1), np.uint8), pillow))
     return Pending(Levels(np.zeros((1, 1, 3), np.uint8), pillow), (0, 0, 1, 1))
 
 
@@ -129,9 +142,9 @@ _SIZES_MAX: Final = 64
 
 
 @functools.lru_cache(_SIZES_MAX)
-def blank(size: tuple[int, int]) -> Placed:
+def blank(size: tuple[int, int], channels: int) -> Placed:
     """Return an image of which nothing is specified."""
-    return Placed(_pixel(), size, 0, 0)
+    return Placed(_pixel(channels), size, 0, 0)
 
 
 def common(one: Box, other: Box) -> Box | None:

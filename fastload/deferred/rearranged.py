@@ -88,7 +88,7 @@ def _part_in_order(tensor: torch.Tensor, content: Content) -> Content | None:
         ``None`` if it takes different parts of them.
     """
     height, width = content.image_size
-    size = 3 * height * width
+    size = content.channels * height * width
     image, first = divmod(int(tensor.storage_offset()), size)
     dims = [dim for dim in zip(tensor.size(), tensor.stride(), strict=True) if dim[0] != 1]
     count = 1

@@ -32,7 +32,7 @@ from fastload._batch import is_plain
 from fastload._compare import same_bits
 from fastload.deferred import memory as deferred_memory
 from fastload.deferred.content import Content, Fill
-from fastload.deferred.geometry import flipped, placed, strides_of
+from fastload.deferred.geometry import flipped, placed, shape_of, small_like, strides_as, strides_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
@@ -45,7 +45,7 @@ COMPARED: Final = 2
 """The first calls of each kind in a process, whose results torch computes as well."""
 
 _T: Final[Any] = torch.Tensor
-_IMAGES: Final = (torch.Tensor, tv_tensors.Image)
+_IMAGES: Final = (torch.Tensor, tv_tensors.Image, tv_tensors.Mask)
 _PLAIN: Final = frozenset(
     [int, float, bool, str, type(None), torch.dtype, torch.device, slice, type(Ellipsis), torch.Size]
 )
@@ -275,13 +275,14 @@ def part_of_tensor(tensor: Any) -> tuple[Any, Content, bool] | None:
     if type(tensor) not in _IMAGES or tensor.requires_grad or _is_one_with_channels_last(tensor):
         return None
     with torch._C.DisableTorchFunctionSubclass():
-        return deferred_memory.part_of_memory(tensor)
+        found = deferred_memory.part_of_memory(tensor)
+        is_usual = found is None or found[1].channels > 1 or small_like(tensor, found[1]) is not None
+    return found if is_usual else None
 
 
 def _deferred(content: Content, dims: int, kind: type, stride: tuple[int, ...] | None) -> Any:
     """Make a tensor that is deferred, or ``UNKNOWN`` without memory for it."""
-    height, width = content.image_size
-    shape = (len(content.images), 3, height, width)[-dims:]
+    shape = shape_of(content, dims)
     try:
         tensor = deferred_memory.tensor_of(content, shape, stride or strides_of(shape, planar=content.planar))
     except MemoryError:
@@ -297,6 +298,7 @@ def recorded(
     kind: type,
     by_torch: Callable[[], Any],
     stride: tuple[int, ...] | None = None,
+    small: Any = None,
 ) -> Any:
     """Return a deferred result of a call, compared with torch's as by :meth:`CallRecorder.checked`.
 
@@ -308,7 +310,13 @@ def recorded(
         kind: Its type.
         by_torch: Computes it by torch.
         stride: Its strides, if they are not the usual ones of its images.
+        small: What torch makes of small masks with the layouts of the arguments, if they are masks: the result has its
+            type and strides.
     """
+    if small is not None:
+        kind, stride = type(small), strides_as(small, shape_of(content, dims))
+        if stride is None:
+            return UNKNOWN
     made = _deferred(content, dims, kind, stride)
     if made is UNKNOWN or not recorder.checked(key, content, made, by_torch):
         return UNKNOWN
@@ -324,7 +332,7 @@ TABLES_MAX: Final = 1000
 
 def shared_table(table: torch.Tensor) -> torch.Tensor:
     """Return a table with these values that is the same object for all images."""
-    table = table.reshape(3, 256).contiguous()
+    table = table.reshape(-1, 256).contiguous()
     key = table.dtype, table.view(torch.uint8).numpy().tobytes()
     if len(_tables) > TABLES_MAX or len(_results) > TABLES_MAX:
         _tables.clear()
@@ -338,7 +346,7 @@ IDENTITY: Final = torch.arange(256, dtype=torch.uint8).repeat(3, 1)
 
 def is_identity(table: torch.Tensor) -> bool:
     """Whether a table's values are the levels."""
-    return table.dtype == torch.uint8 and torch.equal(table, IDENTITY)
+    return table.dtype == torch.uint8 and torch.equal(table, IDENTITY[: len(table)])
 
 
 _SIMPLE: Final = frozenset([int, bool, type(None), torch.dtype, str, torch.device])
@@ -378,8 +386,9 @@ _SMALLEST: Final = sys.float_info.min
 
 
 def _on_values(tensor: Any, levels: torch.Tensor) -> Any:
-    """View ``levels``, ``(3, L)``, as an image in a tensor's place."""
-    shaped = levels.view(*[1] * (tensor.dim() - 3), 3, levels.shape[1], 1)
+    """View ``levels``, ``(C, L)``, as an image in a tensor's place."""
+    channels, count = levels.shape
+    shaped = levels.view(*[1] * (tensor.dim() - 2 - (channels > 1)), *([channels] if channels > 1 else []), count, 1)
     return shaped if type(tensor) is torch.Tensor else shaped.as_subclass(type(tensor))
 
 
@@ -408,7 +417,7 @@ def pointwise(recorder: CallRecorder, func: Any, args: tuple[Any, ...], kwargs: 
     try:
         if table is None or type(tensor) is not torch.Tensor:
             values = run(content.table)
-            if not _is_table(values, tensor):
+            if not _is_table(values, tensor, content.channels):
                 return UNKNOWN
             if values.data_ptr() == content.table.data_ptr():  # as of ``float()``, if it is
                 return as_view(recorder, func, args, kwargs)
@@ -428,7 +437,8 @@ def pointwise(recorder: CallRecorder, func: Any, args: tuple[Any, ...], kwargs: 
     def by_torch() -> Any:
         return _by_torch(func, args, kwargs, tensor, content)
 
-    result = recorded(recorder, key, made, tensor.dim(), kind, by_torch, stride)
+    small = None if content.channels > 1 else _called_with(small_like(tensor, content), func, args, kwargs, tensor)
+    result = recorded(recorder, key, made, tensor.dim(), kind, by_torch, stride, small)
     if version and result is not UNKNOWN and not result.is_inference():
         torch._C._increment_version([result] * version)
     return result
@@ -462,13 +472,13 @@ def _part_of_values(tensor: Any) -> tuple[Any, Content, bool] | None:
     return part_of_tensor(tensor[0] if _is_one_with_channels_last(tensor) else tensor)
 
 
-def _is_table(values: Any, tensor: Any) -> bool:
+def _is_table(values: Any, tensor: Any, channels: int) -> bool:
     """Whether a function's result for a table is one again."""
     return (
         type(values) in _IMAGES
         and values.dim() == tensor.dim()
-        and values.shape[-3:] == (3, 256, 1)
-        and values.numel() == 3 * 256
+        and values.shape[-2 - (channels > 1) :] == (channels, 256, 1)[-2 - (channels > 1) :]
+        and values.numel() == channels * 256
         and values.device.type == "cpu"
         and values.dtype in DTYPES
     )
@@ -515,14 +525,17 @@ def _changed_fills(
         if (values := known.get(id(each.values))) is None:
             made = run(each.values[:, None])
             _require_certain(func, args, kwargs, each.values, made)
-            values = known[id(each.values)] = made.reshape(3)
+            values = known[id(each.values)] = made.reshape(-1)
         fills.append(Fill(each.image, each.box, values))
     return tuple(fills)
 
 
 def _by_torch(func: Any, args: Any, kwargs: Any, tensor: Any, content: Content) -> Any:
     """Call a function with an ordinary tensor in place of a deferred one."""
-    real = painted_as(tensor, content)
+    return _called_with(painted_as(tensor, content), func, args, kwargs, tensor)
+
+
+def _called_with(real: Any, func: Any, args: Any, kwargs: Any, tensor: Any) -> Any:
     return func(
         *(real if each is tensor else each for each in args),
         **{name: real if each is tensor else each for name, each in kwargs.items()},
@@ -559,7 +572,7 @@ def _in_place(recorder: CallRecorder, func: Any, args: tuple[Any, ...], kwargs: 
             raise
         return UNKNOWN
     made = content.with_values(table, fills)
-    kind = _type_of_result(func, tensor, content, *args[1:], **kwargs)
+    kind, _ = _result_like(func, args, kwargs, tensor, content)
     result = tensor if kind is type(tensor) else as_view(recorder, _T.as_subclass, (tensor, kind), {})
     key = func, tensor.dim(), content.planar, content.table.dtype
     by_torch = lambda: _by_torch(func, args, kwargs, tensor, content)  # noqa: E731
@@ -580,8 +593,9 @@ def _clone(recorder: CallRecorder, func: Any, args: tuple[Any, ...], kwargs: dic
         return UNKNOWN
     tensor, content = args[0], found[1]
     key = func, tensor.dim(), content.planar, content.table.dtype
-    kind = _type_of_result(func, tensor, content)
-    return recorded(recorder, key, content, tensor.dim(), kind, lambda: _by_torch(func, args, kwargs, tensor, content))
+    kind, small = _result_like(func, args, kwargs, tensor, content)
+    by_torch = lambda: _by_torch(func, args, kwargs, tensor, content)  # noqa: E731
+    return recorded(recorder, key, content, tensor.dim(), kind, by_torch, small=small)
 
 
 def _contiguous(recorder: CallRecorder, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -592,8 +606,9 @@ def _contiguous(recorder: CallRecorder, func: Any, args: tuple[Any, ...], kwargs
         return as_view(recorder, func, args, kwargs)
     made = replace(content, planar=True)
     key = func, tensor.dim(), content.planar, content.table.dtype
-    kind = _type_of_result(func, tensor, content, *args[1:], **kwargs)
-    return recorded(recorder, key, made, tensor.dim(), kind, lambda: _by_torch(func, args, kwargs, tensor, content))
+    kind, small = _result_like(func, args, kwargs, tensor, content)
+    by_torch = lambda: _by_torch(func, args, kwargs, tensor, content)  # noqa: E731
+    return recorded(recorder, key, made, tensor.dim(), kind, by_torch, small=small)
 
 
 def _flip(recorder: CallRecorder, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -609,26 +624,38 @@ def _flip(recorder: CallRecorder, func: Any, args: tuple[Any, ...], kwargs: dict
         return UNKNOWN
     made = flipped(content, horizontally=-1 in axes, vertically=-2 in axes)
     key = func, tuple(sorted(axes)), tensor.dim(), content.planar, content.table.dtype
-    kind = _type_of_result(func, tensor, content, *args[1:], **kwargs)
-    return recorded(recorder, key, made, tensor.dim(), kind, lambda: _by_torch(func, args, kwargs, tensor, content))
+    kind, small = _result_like(func, args, kwargs, tensor, content)
+    by_torch = lambda: _by_torch(func, args, kwargs, tensor, content)  # noqa: E731
+    return recorded(recorder, key, made, tensor.dim(), kind, by_torch, small=small)
 
 
 def ordinary(tensor: Any, shape: tuple[int, ...], content: Content) -> Any:
-    """An ordinary tensor of any values with another's type and a content's layout."""
+    """An ordinary tensor of any values with another's type and the layout of a content of 3 channels."""
     made = torch.empty_strided(shape, strides_of(shape, planar=content.planar), dtype=content.table.dtype)
     return made.as_subclass(type(tensor))
 
 
-def _type_of_result(func: Any, tensor: Any, content: Content, *arguments: Any, **named: Any) -> type:
-    """The type of tensor that a function returns for one of this type."""
-    if type(tensor) is torch.Tensor:
-        return torch.Tensor
-    small = (1, 3, 2, 4)[-tensor.dim() :]
-    return type(func(ordinary(tensor, small, content), *arguments, **named))
+def _result_like(func: Any, args: Any, kwargs: Any, tensor: Any, content: Content) -> tuple[type, Any]:
+    """The type of a function's result, and what it makes of a small mask; of no other tensor."""
+    if content.channels > 1 and type(tensor) is torch.Tensor:
+        return torch.Tensor, None
+    small = _called_with(small_ordinary(tensor, content), func, args, kwargs, tensor)
+    return type(small), small if content.channels == 1 else None
+
+
+def small_ordinary(tensor: Any, content: Content) -> Any:
+    """An ordinary tensor of few values with another's type and layout."""
+    if content.channels == 1:
+        return small_like(tensor, content)
+    return ordinary(tensor, (1, 3, 2, 4)[-tensor.dim() :], content)
 
 
 def painted_as(tensor: Any, content: Content) -> Any:
-    """An ordinary tensor with another's type and shape that holds a content, without gaps."""
+    """An ordinary tensor with another's type and shape that holds a content, without gaps if it is no mask."""
+    if content.channels == 1:
+        real = torch.empty_strided(tensor.shape, tensor.stride(), dtype=content.table.dtype, device="cpu")
+        gapless = painted(content, torch.empty(tensor.shape, device="meta"))
+        return real.copy_(gapless).as_subclass(type(tensor))
     if _is_one_with_channels_last(tensor):
         return painted_as(tensor[0], content)[None]
     return painted(content, ordinary(tensor, tuple(tensor.shape), content)).as_subclass(type(tensor))
@@ -656,14 +683,15 @@ def _set(recorder: CallRecorder, func: Any, args: tuple[Any, ...], kwargs: dict[
     if where is None:
         return UNKNOWN
     try:
-        values = torch.empty((1,) * (box.dim() - 3) + (3, 1, 1), dtype=tensor.dtype)
+        one = (1,) * (box.dim() - 3) + (3, 1, 1) if content.channels == 3 else (1,) * box.dim()
+        values = torch.empty(one, dtype=tensor.dtype)
         values[:] = value
     except Exception as error:  # torch raises it again, for the image
         if not _is_torchs(error):
             raise
         return UNKNOWN
     images, area = where
-    fills = tuple(Fill(image, area, values.reshape(3)) for image in images)
+    fills = tuple(Fill(image, area, values.reshape(-1)) for image in images)
     made = replace(content, fills=content.fills + fills)
 
     def by_torch() -> Any:

@@ -13,7 +13,7 @@ from torch.nn.functional import interpolate
 from fastload import _core
 from fastload.deferred import memory as deferred_memory
 from fastload.deferred.content import Content
-from fastload.deferred.geometry import SIDE_MIN, strides_of
+from fastload.deferred.geometry import SIDE_MIN, small_like, strides_of
 from fastload.deferred.recorder import is_identity, painted_as, part_of_tensor, record_by, recorded
 from fastload.lazy.images import TARGET_MAX
 from fastload.pipeline.installed.resizes import TENSOR_FILTERS, float_filters, tensor_filters
@@ -27,16 +27,18 @@ _INTERPOLATE: Final = tuple(inspect.signature(interpolate).parameters)
 
 
 def _interpolate(recorder: CallRecorder, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """Resize levels as torch resizes bytes with antialiasing; make what it makes of floats."""
+    """Resize levels as torch resizes bytes with antialiasing, and masks; make what it makes of floats."""
     given = {**dict(zip(_INTERPOLATE, args, strict=False)), **kwargs}
     tensor, mode = given.pop("input", None), given.get("mode")
     options = given.get("align_corners"), given.get("recompute_scale_factor")
     plain = given.get("scale_factor") is None and all(each is None or each is False for each in options)
     if type(tensor) is not torch.Tensor or tensor.dim() != 4 or type(mode) is not str or not plain:
         return NotImplemented
+    sides, resize = given.get("size"), lambda x: func(x, **given)
+    if mode == "nearest" and not given.get("antialias"):
+        return _picked(recorder, (func, mode), tensor, sides, lambda x, size: func(x, **{**given, "size": size}))
     if given.get("antialias") is not True:
         return NotImplemented
-    sides, resize = given.get("size"), lambda x: func(x, **given)
     if tensor.dtype is torch.float32:
         return _resized_values(recorder, (func, mode), tensor, sides, float_filters().get(mode), resize)
     name = TENSOR_FILTERS.get(mode)
@@ -106,11 +108,30 @@ def _resized_values(
     return made
 
 
+def _picked(recorder: CallRecorder, key: Any, tensor: Any, sides: Any, resize: Callable[[Any, Any], Any]) -> Any:
+    """Resize masks, of which torch picks rows and columns."""
+    found, size = part_of_tensor(tensor), _size_of(sides)
+    if size is None or found is None or found[1].fills or found[1].channels != 1:
+        return NotImplemented
+    content = found[1]
+    like, made = small_like(tensor, content), [image.resized(size, tensor.dtype) for image in content.images]
+    if like is None or None in made:
+        return NotImplemented
+    of = Content(tuple(made), content.table, planar=True)
+    by_torch = functools.partial(_resized_by_torch, tensor, content, lambda x: resize(x, sides))
+    small = resize(like, (4, 5))
+    return recorded(recorder, (*key, tensor.dtype), of, 4, torch.Tensor, by_torch, small=small)
+
+
 def _to_resize(tensor: Any) -> tuple[Content, bool] | None:
-    """What is to be resized, and whether the result is planar; ``None`` if it has boxes of constants."""
+    """What is to be resized, and whether the result is planar.
+
+    Returns:
+        ``None`` of masks, and if it has boxes of constants.
+    """
     images = tensor if tensor.dim() == 4 else tensor[None]
     found = part_of_tensor(images[0] if len(images) == 1 else images)  # whatever the stride of one image
-    if found is None or found[1].fills:
+    if found is None or found[1].fills or found[1].channels != 3:
         return None
     content, stride = found[1], images.stride()
     return content, content.planar or stride[0] < images.shape[2] * stride[2]  # else torch takes it for channels_last

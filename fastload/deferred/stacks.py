@@ -73,10 +73,12 @@ def _is_image(sample: Any) -> bool:
     if is_packable(sample):
         return True
     known = sys.modules.get("torchvision.tv_tensors")
-    if known is None or type(sample) is not known.Image or not is_packable(sample.as_subclass(torch.Tensor)):
+    if known is None or type(sample) not in (known.Image, known.Mask):
+        return False
+    if not is_packable(sample.as_subclass(torch.Tensor)):
         return False
     try:
-        check_collating(known.Image)
+        check_collating(type(sample))
     except Refused:
         return False
     return True
@@ -84,7 +86,7 @@ def _is_image(sample: Any) -> bool:
 
 def _planar_in_stack(sample: torch.Tensor, content: Content) -> bool:
     """Whether channels come before rows in a contiguous stack, as in the sample."""
-    return sample.stride(-1) == (1 if content.planar else 3)
+    return content.channels == 1 or sample.stride(-1) == (1 if content.planar else 3)
 
 
 def _join(one: Content, other: Content) -> bool:

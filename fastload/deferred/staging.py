@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pickle
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 import numpy as np
 import torch
@@ -35,7 +35,7 @@ class Stager:
 
     def take(self, content: Content | Rearranged, size: Sequence[int], stride: Sequence[int]) -> StagedTensor | None:
         """Return what takes a tensor's place; ``None`` if the device cannot make it."""
-        if not isinstance(content, Content):
+        if not isinstance(content, Content) or content.channels == 1:
             return None
         height, width = content.image_size
         images = len(content.images)
@@ -68,7 +68,7 @@ class Stager:
         if not contents:
             return None
         sizes = tuple((len(content.images), *content.image_size) for content in contents)
-        images = [_settled(image) for content in contents for image in content.images]
+        images = [_settled(cast("Pending | Placed", image)) for content in contents for image in content.images]
         files, places, programs = _programs(images)
         slot = memory.numpy()
         end = 0

@@ -38,7 +38,7 @@ ROOM: Final = 1 << 20
 _FILES: Final = (io.BufferedReader, io.BytesIO)
 _CONVERTED: Final = ("1", "L", "LA", "RGBA")
 """Modes whose conversion to RGB the core decodes."""
-_MASKS: Final = ("L", "P")
+MASKS: Final = ("L", "P")
 """Modes that the core decodes of PNG files, too."""
 _WEBP: Final = "_webp_bytes"
 """The attribute of an unread WebP image that has its file's bytes, of which Pillow keeps a copy."""
@@ -52,9 +52,9 @@ def is_bomb(width: int, height: int) -> bool:
 
 def note(image: Any, pillow: ByPillow) -> None:
     """Give a file's image pending pixels, as if Pillow had loaded it; else leave it."""
-    if image._im is not None or image.mode not in ("RGB", *_MASKS):
+    if image._im is not None or image.mode not in ("RGB", *MASKS):
         return
-    if image.mode in _MASKS:
+    if image.mode in MASKS:
         if type(image) is PngImageFile:
             _note_mask(image, pillow)
     elif type(image) is JpegImageFile:

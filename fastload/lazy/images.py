@@ -25,7 +25,7 @@ from PIL.JpegImagePlugin import JpegImageFile
 from PIL.PngImagePlugin import PngImageFile
 from PIL.WebPImagePlugin import WebPImageFile
 
-from fastload.lazy.files import KINDS, converted, drop_webp, is_bomb, note, open_webp
+from fastload.lazy.files import KINDS, MASKS, converted, drop_webp, is_bomb, note, open_webp
 from fastload.lazy.masks import PendingMask, on_one, with_border
 from fastload.lazy.pixels import COMPARED, Border, ByPillow, Levels, Pending, Unread
 from fastload.pipeline.installed.decodes import calibrate
@@ -180,6 +180,14 @@ def pending_of(image: Any, side_min: int) -> Pending | None:
     if type(image) not in (Image.Image, *KINDS) or min(image.size) < side_min:
         return None
     return _pending_colors(image)
+
+
+def mask_of(image: Any, side_min: int) -> PendingMask | None:
+    """As :func:`pending_of`, of an image of one channel."""
+    if type(image) not in (Image.Image, *KINDS) or image.mode not in MASKS or min(image.size) < side_min:
+        return None
+    pending = _pending(image)
+    return pending if isinstance(pending, PendingMask) else None
 
 
 def levels_of(image: Any, bytes_min: int, side_min: int) -> Pending | None:

@@ -6,7 +6,7 @@ Masks are images of one channel in PNG files, gray or with a palette.
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, cast
 
 import numpy as np
 from PIL import Image, ImageOps
@@ -19,11 +19,32 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
+    from fastload.lazy.pixels import Library
+
 register_codec(__file__)
 
 
 class Indices(Levels):
     """A mask's pixels that are made, ``(H, W, 1)``."""
+
+    def __init__(self, pixels: NDArray[np.uint8], library: Library) -> None:
+        super().__init__(pixels, library)
+        self._gains: list[bool] = []
+
+    @property
+    def has_gained(self) -> bool:
+        """As of any file; parts that are made by themselves tell the file."""
+        return bool(self._gains)
+
+    @has_gained.setter
+    def has_gained(self, _: bool) -> None:
+        self._gains.append(True)
+
+    def made(self, pixels: NDArray[np.uint8]) -> Indices:
+        """Return a part of these pixels by itself."""
+        part = Indices(pixels, self.library)
+        part._gains = self._gains
+        return part
 
     def part(self, pending: Pending, out: NDArray[np.uint8] | None = None) -> NDArray[np.uint8]:  # noqa: D102
         border = pending.border
@@ -59,8 +80,8 @@ class PendingMask(Pending):
 
     def made(self) -> PendingMask:
         """Return the same pixels by themselves, made."""
-        pixels = self.pixels()
-        return PendingMask(Indices(pixels, self.file.library), (0, 0, *self.size), one=self.one)
+        levels = cast("Indices", self.file).made(self.pixels())
+        return PendingMask(levels, (0, 0, *self.size), one=self.one)
 
     def resized(self, size: tuple[int, int], name: str) -> Pending | None:
         """Resize, if no pixels are mixed; ``None`` if they are."""

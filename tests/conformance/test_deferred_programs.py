@@ -26,6 +26,7 @@ from deferred.collates import (
     collate_in_turn,
 )
 from deferred.files import DAMAGED, write_files
+from deferred.mask_programs import mask_program
 from deferred.odd_programs import odd_programs
 from deferred.outcomes import Cases, differences, epochs, kept_or_new, outcomes
 from deferred.programs import Program, Runs
@@ -49,6 +50,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(autouse=True)
 def _small_levels_are_deferred(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(functions, "LEVELS_MIN_BYTES", 1)  # those of files other than JPEG, too
+    monkeypatch.setattr(functions, "MASK_MIN_BYTES", 1)
     monkeypatch.setattr(canvas, "MIN_BYTES", 1)
     monkeypatch.setattr(canvas, "TRIED_MIN", 1 << 30)
 
@@ -73,6 +75,15 @@ def test_programs_with_views_and_inexact_values(folder):
 @pytest.mark.slow
 def test_programs_that_fill_constant_tensors(folder):
     compare([*canvas_programs(), *map(canvas_program, range(300))], folder)
+
+
+def test_programs_of_masks(folder):
+    compare([mask_program(seed) for seed in range(120)], folder)
+
+
+@pytest.mark.slow
+def test_more_programs_of_masks(folder):
+    compare([mask_program(seed) for seed in range(120, 1000)], folder)
 
 
 @pytest.mark.slow

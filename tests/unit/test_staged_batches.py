@@ -87,7 +87,8 @@ def runs(kernels, monkeypatch):
             self.memory, self.bad = memory, bad
             self._is_unknown = False
 
-        def start(self, layout, pixels, timing, *, learns):
+        def start(self, layout, pixels, timing, *, learns, name):
+            assert name == "paint"
             assert not learns
             pixels.fill_(0x33)
             images = range(len(self.bad))

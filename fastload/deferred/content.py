@@ -185,7 +185,7 @@ class Rearranged:
         return self.parts[0].table
 
     @property
-    def images(self) -> tuple[Pending | Placed, ...]:
+    def images(self) -> tuple[Pending | Placed | Picked, ...]:
         """All parts'."""
         return tuple(image for part in self.parts for image in part.images)
 

@@ -114,7 +114,8 @@ def _picked(recorder: CallRecorder, key: Any, tensor: Any, sides: Any, resize: C
     if size is None or found is None or found[1].fills or found[1].channels != 1:
         return NotImplemented
     content = found[1]
-    like, made = small_like(tensor, content), [image.resized(size, tensor.dtype) for image in content.images]
+    like = small_like(tensor, content)
+    made: list[Any] = [image.resized(size, tensor.dtype) for image in content.images]
     if like is None or None in made:
         return NotImplemented
     of = Content(tuple(made), content.table, planar=True)

@@ -76,3 +76,23 @@ def deferred(content: Content, *, single: bool = False) -> torch.Tensor:
     size = (len(content.images), 3, height, width)[single:]
     assert guard_pages()
     return tensor_of(content, size, strides_of(size, planar=content.planar))
+
+
+def contrast_factors(gray: np.ndarray[Any, Any], values: np.ndarray[Any, Any]) -> list[float]:
+    """Contrasts at which rounding once or twice gives another of some levels.
+
+    Args:
+        gray: The gray image, as torchvision's.
+        values: Some of its levels.
+    """
+    mean = np.float32(gray.sum(dtype=np.int64)) / np.float32(gray.size)
+    draw = np.random.default_rng(0)
+    for _ in range(40 * bool(values.size)):
+        factors = draw.uniform(0, 2, 100_000)
+        scaled = values.astype(np.float32)[:, None] * factors.astype(np.float32)
+        share = (1.0 - factors).astype(np.float32)
+        once = (np.float64(mean) * share.astype(np.float64) + scaled).astype(np.float32)
+        differs = np.clip(once, 0, 255).astype(np.uint8) != np.clip(mean * share + scaled, 0, 255).astype(np.uint8)
+        if differs.any():
+            return [float(factor) for factor in factors[differs.any(axis=0)]]
+    return []

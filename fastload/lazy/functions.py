@@ -148,7 +148,7 @@ def uninstall() -> None:
 
 
 def _register(old: Any, new: Any) -> None:
-    """Replace a function in v2's table of kernels as well, and within what takes the type off its tensors."""
+    """Replace a function in v2's table of kernels as well, for tv_tensors too."""
     v2: Any = sys.modules.get("torchvision.transforms.v2.functional._utils")
     wrapped: Any = getattr(v2, "_kernel_tv_tensor_wrapper", _register)
     for kernels in getattr(v2, "_KERNEL_REGISTRY", {}).values():

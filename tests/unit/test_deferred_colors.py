@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
-from deferred_images import deferred, expected, of_levels, pending, table
+from deferred_images import contrast_factors, deferred, expected, of_levels, pending, table
 from photos import jpeg
 from torchvision import tv_tensors
 from torchvision.transforms import v2
@@ -18,6 +18,7 @@ from fastload.deferred.memory import content_to_send, is_deferred
 from fastload.deferred.recorder import IDENTITY, shared_table
 from fastload.lazy import images as lazy_images
 from fastload.memory import unfilled
+from fastload.pipeline.installed.tensor_colors import TAIL, rounded_twice
 
 DATA, SIZE = jpeg(0), (120, 90)
 CHANGES = {
@@ -33,6 +34,7 @@ CHAINS = {
     "hue, then contrast": lambda x: CHANGES["contrast"](CHANGES["hue"](x)),
     "a part, then contrast": lambda x: CHANGES["contrast"](x[:, 3:34, 5:42]),
     "contrast, then a part": lambda x: CHANGES["contrast"](x)[:, 3:34, 5:42].clone(),
+    "contrast of a part of one": lambda x: CHANGES["contrast"](CHANGES["contrast"](x)[:, 3:34, 5:42]),
     "contrast, a flip, parts": lambda x: CHANGES["contrast"](x).flip(-1)[:, 3:34, 5:42].flip(1)[:, 2:, :30].clone(),
     "saturation, then a part": lambda x: CHANGES["saturation"](CHANGES["hue"](x))[:, 3:34, 5:42].flip(-1),
     "a part within constants": lambda x: functional.crop(
@@ -103,6 +105,23 @@ def test_large_images_have_torchs_mean(deferral):
         assert torch.equal(made, functional.adjust_contrast(like, factor))
 
 
+@pytest.mark.parametrize("planar", [False, True])
+def test_the_last_values_are_rounded_as_torchs(deferral, planar):
+    of = content(side=45, planar=planar)
+    like = expected(of)[0]
+    twice = rounded_twice(like.numel() % TAIL)
+    places = [place for place in range(TAIL) if twice >> place & 1]
+    values = (like if planar else like.permute(1, 2, 0)).flatten().flip(0)[places].numpy()
+    factors = contrast_factors(functional.rgb_to_grayscale(like).numpy(), values)
+    assert factors
+    for factor in factors:
+        with deferral:
+            deferral._record()
+            made = functional.adjust_contrast(deferred(of, single=True), factor)
+        assert is_deferred(made)
+        assert torch.equal(made, functional.adjust_contrast(like, factor))
+
+
 def test_random_distortions_are_torchvisions(deferral):
     distort, of = v2.RandomPhotometricDistort(), content(planar=False)
     like = tv_tensors.Image(expected(of)[0])
@@ -155,6 +174,8 @@ def test_errors_are_torchvisions(deferral, function, argument):
         function(expected(of)[0], argument)
     with deferral:
         deferral._record()
+        for _ in range(3):  # two are compared
+            function(deferred(of, single=True), [0, 1, 2] if isinstance(argument, list) else 0.25)
         x = deferred(of, single=True)
         with pytest.raises(theirs.type) as ours:
             function(x, argument)
@@ -177,6 +198,7 @@ def test_a_patched_method_is_called(deferral, monkeypatch):
         deferral._record()
         made = CHANGES["saturation"](deferred(of, single=True))
     assert called
+    assert not is_deferred(made)
     assert torch.equal(made, CHANGES["saturation"](expected(of)[0]))
 
 

@@ -7,6 +7,7 @@ import itertools
 import numpy as np
 import pytest
 import torch
+from deferred_images import contrast_factors
 from PIL import Image
 from torchvision.datasets import ImageFolder
 from torchvision.transforms import v2
@@ -83,15 +84,17 @@ def test_hue_of_colours(level, one_thread, factor, reds):
         np.testing.assert_array_equal(out, REFERENCES["torch_hue"](Image.fromarray(image), value=factor))
 
 
-@pytest.mark.parametrize("width", [*range(41, 57), 7])
+@pytest.mark.parametrize("width", [*range(41, 51), 7])
 @pytest.mark.parametrize("planar", [False, True])
 def test_contrast_rounds_the_last_values_as_torch_does(level, one_thread, width, planar):
-    """By factors that are read off the results, whatever level their mean is."""
-    draw = np.random.default_rng(width)
-    fields = {"planar": planar, "twice": tensor_colors.rounded_twice(3 * 11 * width % tensor_colors.TAIL)}
-    for _ in range(20):
-        image = draw.integers(0, 256, (11, width, 3), np.uint8)
-        fields["value"] = float(draw.uniform(0, 2))
+    image = np.random.default_rng(width).integers(0, 256, (11, width, 3), np.uint8)
+    twice = tensor_colors.rounded_twice(image.size % tensor_colors.TAIL)
+    places = [place for place in range(tensor_colors.TAIL) if twice >> place & 1]
+    values = (image.transpose(2, 0, 1) if planar else image).ravel()[::-1][places]
+    factors = contrast_factors(REFERENCES["torch_grayscale"](Image.fromarray(image))[..., 0], values)
+    assert bool(factors) == bool(twice)
+    for factor in factors or [0.7]:
+        fields = {"value": factor, "planar": planar, "twice": twice}
         out = np.empty_like(image)
         assert _core.apply_steps([("torch_contrast", fields)], image.copy(), out)
         np.testing.assert_array_equal(out, REFERENCES["torch_contrast"](Image.fromarray(image), **fields))
@@ -108,7 +111,7 @@ def test_another_order_of_additions_is_noticed(one_thread, monkeypatch):
 
 
 def test_values_that_are_rounded_twice_are_found(one_thread, monkeypatch):
-    """Where torch's kernel rounds twice in more than what vectors leave, no mask says which."""
+    """No mask says which if there are more than vectors leave."""
     monkeypatch.setattr(torch.Tensor, "add_", lambda x, one, alpha: x.copy_(one * alpha + x))
     assert tensor_colors.rounded_twice.__wrapped__(5) is None
     monkeypatch.undo()

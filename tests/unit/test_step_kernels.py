@@ -208,7 +208,7 @@ OWN_BITS = {"torch_contrast"}
 
 
 def test_kinds_are_all(run):
-    """Those that only some transforms make, and a resize and a crop, are run below; two have no kernel."""
+    """Those that only some transforms make, a resize and a crop are run below."""
     drawn = {"random_rotation", "random_affine_v1", "random_affine_v2"}
     assert KINDS.keys() - {"solarize_add"} == REFERENCES.keys() - drawn - {"crop", *KERNELLESS}
 

@@ -46,7 +46,9 @@ def _alike(capability: str) -> frozenset[str]:
 
 @lru_cache(maxsize=TAIL)
 def rounded_twice(rest: int) -> int | None:
-    """Learn which values torch's ``add_`` rounds twice where it adds a product with one value to all.
+    """Learn which values torch's ``add_`` rounds twice.
+
+    It adds one value times a factor to all of them.
 
     Args:
         rest: How many values more than a multiple of :data:`TAIL` there are.

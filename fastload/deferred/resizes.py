@@ -47,7 +47,7 @@ _RESIZE: Final = ("img", "size", "interpolation", "antialias")
 
 
 def resized_in_float(recorder: CallRecorder, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """Resize levels by torchvision's ``resize`` of tensors, which makes floats of them and levels of these.
+    """Resize levels by torchvision's first ``resize``, which makes floats of them and levels of these.
 
     Returns:
         Its result, deferred; ``None`` if the call cannot be recorded.
@@ -83,7 +83,10 @@ def _resized(recorder: CallRecorder, key: Any, tensor: Any, sides: Any, name: An
 def _resized_values(
     recorder: CallRecorder, key: Any, tensor: Any, sides: Any, name: str | None, resize: Callable[[Any], Any]
 ) -> Any:
-    """As :func:`_resized`, of floats: made at once, as what is done to them next is not done to levels."""
+    """As :func:`_resized`, of floats, which are made at once.
+
+    They have no levels that a program could go on with.
+    """
     found, size = _to_resize(tensor), _size_of(sides)
     if name is None or size is None or found is None:
         return NotImplemented
@@ -107,7 +110,7 @@ def _resized_values(
 
 
 def _to_resize(tensor: Any) -> tuple[Content, bool] | None:
-    """What is to be resized, and whether the result is planar; ``None`` if it has boxes of constants."""
+    """Return what to resize, and whether the result is planar; ``None`` with boxes of constants."""
     images = tensor if tensor.dim() == 4 else tensor[None]
     found = part_of_tensor(images[0] if len(images) == 1 else images)  # whatever the stride of one image
     if found is None or found[1].fills:

@@ -306,6 +306,9 @@ CORE = [
         "resample": "Resize with Pillow's bits or torchvision's, one file per instruction set.",
     },
     {
+        "resample/float": "Resize in float with torch's bits.",
+    },
+    {
         "base": "Bytes of files, headers, statuses, images, buffers, the instruction set in use.",
         "gpu/kernels": "CUDA, compiled when it is first used, and the layout of what it reads.",
     },

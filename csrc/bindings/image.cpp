@@ -21,7 +21,7 @@
 #include "image/filters/convolve.h"
 #include "image/look_up.h"
 #include "image/transform/transform.h"
-#include "resample/float_resample.h"
+#include "resample/float_job.h"
 
 namespace nb = nanobind;
 using namespace nb::literals;
@@ -188,7 +188,7 @@ bool resize_values(const ConstArray& source, const ValuesOfLevels& values, const
     throw nb::value_error("source must have 3 channels and pixels, and out as many values as size says");
   }
   nb::gil_scoped_release release;
-  resampler.prepare(job);
+  resampler.prepare(float_resize(job));
   resampler.start(known, out.data(), planar);
   const PixelBox region = resampler.region();
   for (int y = 0; y < region.height; y += kLanes) {

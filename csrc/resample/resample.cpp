@@ -5,7 +5,7 @@
 #include <cstring>
 
 #include "base/simd_level.h"
-#include "resample/float_resample.h"
+#include "resample/float_job.h"
 #include "resample/kernels.h"
 
 namespace fastload {
@@ -173,7 +173,7 @@ bool Resampler::State::prepare(const ResizeJob& wanted, std::string& error) {
 
 void Resampler::State::prepare_axes() {
   if (in_float()) {
-    floats.prepare(job);
+    floats.prepare(float_resize(job));
     region = floats.region();
     return;
   }

@@ -49,7 +49,7 @@ _RESIZE: Final = ("img", "size", "interpolation", "antialias")
 
 
 def resized_in_float(recorder: CallRecorder, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """Resize levels by torchvision's ``resize`` of tensors, which makes floats of them and levels of these.
+    """Resize levels by torchvision's first ``resize``, which makes floats of them and levels of these.
 
     Returns:
         Its result, deferred; ``None`` if the call cannot be recorded.
@@ -85,7 +85,10 @@ def _resized(recorder: CallRecorder, key: Any, tensor: Any, sides: Any, name: An
 def _resized_values(
     recorder: CallRecorder, key: Any, tensor: Any, sides: Any, name: str | None, resize: Callable[[Any], Any]
 ) -> Any:
-    """As :func:`_resized`, of floats: made at once, as what is done to them next is not done to levels."""
+    """As :func:`_resized`, of floats, which are made at once.
+
+    They have no levels that a program could go on with.
+    """
     found, size = _to_resize(tensor), _size_of(sides)
     if name is None or size is None or found is None:
         return NotImplemented

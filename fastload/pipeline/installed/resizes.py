@@ -57,7 +57,7 @@ def _compared(capability: str) -> frozenset[str]:
 
 
 def float_filters() -> Mapping[str, str]:
-    """By interpolation, what resizes uint8 tensors with the bits of the installed torchvision's first transforms.
+    """By interpolation, what resizes uint8 tensors as the installed torchvision's first transforms do.
 
     Thread-safe, without a lock that a fork may leave held.
     """
@@ -77,9 +77,10 @@ _SHRINKS = (6, 10, 12, 14)
 
 
 def _halves(shrinks: int) -> NDArray[np.uint8]:
-    """Make an image whose rows would be resized to halves, so that what is rounded before decides on levels.
+    """Make an image whose rows are resized to halves, but for what is rounded.
 
-    About the centre of each output pixel, levels to the left and right have an odd sum.
+    About the centre of each output pixel, levels to the left and right have an odd sum. So what is rounded before
+    decides which level it becomes.
     """
     between = np.random.default_rng(shrinks).integers(0, 256, (16, shrinks, 3), dtype=np.uint8)
     rows = np.tile(np.concatenate([between, 255 - between[:, ::-1]], axis=1), (1, 8, 1))

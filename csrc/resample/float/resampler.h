@@ -6,15 +6,26 @@
 #include <vector>
 
 #include "base/buffer.h"
-#include "resample/float_kernels.h"
-#include "resample/resample.h"
+#include "base/image.h"
+#include "resample/float/kernels.h"
 
 namespace fastload {
+
+// What to compute, as of ResizeJob: a whole source, and a part of its target.
+struct FloatResize {
+  bool bicubic = false;
+  Products products = Products::rounded;
+  int width = 0, height = 0;
+  int out_width = 0, out_height = 0;
+  PixelBox window;
+  bool flip_horizontal = false, flip_vertical = false;
+  int channels = 3;
+};
 
 class FloatResampler {
  public:
   // Computes the weights of a job that is sound. Throws std::bad_alloc.
-  void prepare(const ResizeJob& job);
+  void prepare(const FloatResize& job);
   // The source pixels that the window needs.
   PixelBox region() const;
   // Rounds what is made to levels again, as torchvision's first transforms do on uint8 tensors: Resampler is for that.

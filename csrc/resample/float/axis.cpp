@@ -4,23 +4,16 @@
 #include <cmath>
 #include <limits>
 
-#include "resample/float_kernels.h"
+#include "resample/float/kernels.h"
 
 namespace fastload {
 namespace {
 
-bool is_bicubic(Filter filter) {
-  return filter == Filter::float_bicubic || filter == Filter::fma_bicubic || filter == Filter::fma4_bicubic;
-}
-
-bool is_fused(Filter filter) { return filter >= Filter::fma_bilinear; }
-
-// As many taps beyond the first as are rounded before they are added; a compiler that adds four products in order by
-// one vector does not fuse these.
-int separate_taps(Filter filter, int taps) {
-  if (!is_fused(filter)) return taps;
-  const bool by_four = filter == Filter::fma4_bilinear || filter == Filter::fma4_bicubic;
-  return by_four ? 1 + (taps - 1) / 4 * 4 : 1;
+// As many taps, from the first on, are rounded before they are added. A compiler that computes four products by one
+// vector and adds them in order does not fuse these.
+int separate_taps(Products products, int taps) {
+  if (products == Products::rounded) return taps;
+  return products == Products::fused ? 1 : 1 + (taps - 1) / 4 * 4;
 }
 
 float product_and_sum(bool fused, float a, float b, float c) { return fused ? std::fmaf(a, b, c) : a * b + c; }
@@ -36,8 +29,9 @@ float weight_at(bool bicubic, bool fused, float x) {
 
 }  // namespace
 
-void make_float_axis(Filter filter, int source_size, int out_size, int begin, int count, FloatAxis& axis) {
-  const bool bicubic = is_bicubic(filter), fused = is_fused(filter);
+void make_float_axis(bool bicubic, Products products, int source_size, int out_size, int begin, int count,
+                     FloatAxis& axis) {
+  const bool fused = products != Products::rounded;
   const float scale = static_cast<float>(source_size) / static_cast<float>(out_size);
   const double half_width = bicubic ? 2.0 : 1.0;
   const auto support = static_cast<float>(scale >= 1.0f ? half_width * static_cast<double>(scale) : half_width);
@@ -67,7 +61,7 @@ void make_float_axis(Filter filter, int source_size, int out_size, int begin, in
     for (int t = 0; t < taps && total != 0.0f; ++t) weights[t] /= total;
     axis.start[static_cast<std::size_t>(i)] = from;
     axis.size[static_cast<std::size_t>(i)] = taps;
-    axis.separate[static_cast<std::size_t>(i)] = separate_taps(filter, taps);
+    axis.separate[static_cast<std::size_t>(i)] = separate_taps(products, taps);
     first = std::min(first, from);
     last = std::max(last, from + taps);
   }

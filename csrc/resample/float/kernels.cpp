@@ -1,5 +1,5 @@
 // The passes of a resize in float, 16 values at a time; each sums its taps in order, as torch does.
-#include "resample/float_kernels.h"
+#include "resample/float/kernels.h"
 
 #include <algorithm>
 #include <cmath>

@@ -5,9 +5,10 @@
 #include <cstdint>
 #include <vector>
 
-#include "resample/resample.h"
-
 namespace fastload {
+
+// How products are rounded before they are added: all, none, or those in groups of four after the first one.
+enum class Products { rounded, fused, fused_but_fours };
 
 // Rows that the horizontal pass takes at once: value i of row r stands at i * kLanes + r.
 constexpr int kLanes = 16;
@@ -27,7 +28,8 @@ struct FloatAxis {
 };
 
 // The weights of output positions [begin, begin + count) of `out_size`.
-void make_float_axis(Filter filter, int source_size, int out_size, int begin, int count, FloatAxis& axis);
+void make_float_axis(bool bicubic, Products products, int source_size, int out_size, int begin, int count,
+                     FloatAxis& axis);
 
 // Reverses the order of the output positions.
 void mirror(FloatAxis& axis);

@@ -1,4 +1,4 @@
-#include "resample/float_resample.h"
+#include "resample/float/resampler.h"
 
 #include <algorithm>
 
@@ -30,13 +30,13 @@ void gather(const float* lanes, int count, int rows, float* const* out) {
 
 }  // namespace
 
-void FloatResampler::prepare(const ResizeJob& job) {
+void FloatResampler::prepare(const FloatResize& job) {
   window_ = job.window;
   channels_ = job.channels;
   flips_ = job.flip_vertical;
   kernels_ = &kernels_in_use();
-  make_float_axis(job.filter, job.width, job.out_width, window_.left, window_.width, x_axis_);
-  make_float_axis(job.filter, job.height, job.out_height, window_.top, window_.height, y_axis_);
+  make_float_axis(job.bicubic, job.products, job.width, job.out_width, window_.left, window_.width, x_axis_);
+  make_float_axis(job.bicubic, job.products, job.height, job.out_height, window_.top, window_.height, y_axis_);
   if (job.flip_horizontal) mirror(x_axis_);
   taps_.resize(static_cast<std::size_t>(y_axis_.stride));
   row_.resize(static_cast<std::size_t>(window_.width * channels_));

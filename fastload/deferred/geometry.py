@@ -36,7 +36,10 @@ def strides_of(shape: Sequence[int], *, planar: bool) -> tuple[int, ...]:
 
 
 def shape_of(content: Content, dims: int) -> tuple[int, ...]:
-    """Shape of a tensor that holds a content: with three dimensions one image of 3 channels, or masks."""
+    """Shape of a tensor that holds a content.
+
+    With three dimensions it is one image of 3 channels, or all masks.
+    """
     images, size = len(content.images), content.image_size
     if content.channels == 1:
         return {2: size, 3: (images, *size), 4: (images, 1, *size)}[dims]
@@ -73,7 +76,10 @@ def small_like(tensor: torch.Tensor, content: Content) -> Any:
 
 
 def strides_as(small: torch.Tensor, shape: Sequence[int]) -> tuple[int, ...] | None:
-    """Strides of masks without gaps whose dimensions are in memory as a small tensor's; ``None`` if that has gaps."""
+    """Strides of masks that lie in memory as a small tensor does.
+
+    ``None`` if that has gaps.
+    """
     usual, made = contiguous_stride(small.shape), contiguous_stride(shape)
     known = {1: 1} | dict(zip(usual, made, strict=True)) | {small.numel(): math.prod(shape)}
     strides = [

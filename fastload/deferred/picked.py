@@ -43,7 +43,7 @@ class Picked:
     Attributes:
         file: The levels of the whole mask.
         rows: ``(H,)``, int32: which of its rows each row is.
-        columns: ``(W,)``, int32, likewise.
+        columns: ``(W,)``, int32: the same of columns.
     """
 
     file: Indices
@@ -108,7 +108,7 @@ def picked(levels: Indices) -> Picked:
 
 
 def picked_of(mask: PendingMask) -> Picked:
-    """Return a mask's pixels, made as far as Pillow has resized them or put a border around."""
+    """Return a mask of Pillow's, made if it is resized or has a border."""
     if mask.target is not None or mask.border is not None:
         mask = mask.made()
     left, top, right, bottom = mask.box

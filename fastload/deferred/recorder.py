@@ -630,13 +630,16 @@ def _flip(recorder: CallRecorder, func: Any, args: tuple[Any, ...], kwargs: dict
 
 
 def ordinary(tensor: Any, shape: tuple[int, ...], content: Content) -> Any:
-    """An ordinary tensor of any values with another's type and the layout of a content of 3 channels."""
+    """An ordinary tensor with another's type and the layout of a content of 3 channels."""
     made = torch.empty_strided(shape, strides_of(shape, planar=content.planar), dtype=content.table.dtype)
     return made.as_subclass(type(tensor))
 
 
 def _result_like(func: Any, args: Any, kwargs: Any, tensor: Any, content: Content) -> tuple[type, Any]:
-    """The type of a function's result, and what it makes of a small mask; of no other tensor."""
+    """The type of a function's result, and its result for a small mask.
+
+    The latter is ``None`` if the tensor is no mask.
+    """
     if content.channels > 1 and type(tensor) is torch.Tensor:
         return torch.Tensor, None
     small = _called_with(small_ordinary(tensor, content), func, args, kwargs, tensor)
@@ -651,7 +654,10 @@ def small_ordinary(tensor: Any, content: Content) -> Any:
 
 
 def painted_as(tensor: Any, content: Content) -> Any:
-    """An ordinary tensor with another's type and shape that holds a content, without gaps if it is no mask."""
+    """An ordinary tensor with another's type and shape that holds a content.
+
+    If it is no mask, it has no gaps.
+    """
     if content.channels == 1:
         real = torch.empty_strided(tensor.shape, tensor.stride(), dtype=content.table.dtype, device="cpu")
         gapless = painted(content, torch.empty(tensor.shape, device="meta"))

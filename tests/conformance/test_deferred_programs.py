@@ -77,11 +77,18 @@ def test_programs_that_fill_constant_tensors(folder):
     compare([*canvas_programs(), *map(canvas_program, range(300))], folder)
 
 
+@pytest.fixture
+def _defers_always(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(functions, "TRIED_MIN", 1 << 30)
+
+
+@pytest.mark.usefixtures("_defers_always")
 def test_programs_of_masks(folder):
     compare([mask_program(seed) for seed in range(120)], folder)
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("_defers_always")
 def test_more_programs_of_masks(folder):
     compare([mask_program(seed) for seed in range(120, 1000)], folder)
 

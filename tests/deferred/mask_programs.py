@@ -74,7 +74,8 @@ _ENDS = (
     "return default_collate([x, x.flip(-1)])",
     "h, w = x.shape[-2:]\nbatch = x.new({k}, h + 2, w + 3).fill_(1)\n"
     "for each in batch:\n    each[..., :h, :w].copy_(x.reshape(-1, h, w)[0])\nreturn batch, batch[0]",
-    "h, w = x.shape[-2:]\nbatch = x.new_zeros({k}, 1, h, w)\nbatch[0] = x\nbatch[1, :, 2:] = 1\nreturn batch, batch[:1]",
+    "h, w = x.shape[-2:]\nbatch = x.new_zeros({k}, 1, h, w)\n"
+    "batch[0] = x\nbatch[1, :, 2:] = 1\nreturn batch, batch[:1]",
     "h, w = x.shape[-2:]\nbatch = x.new_full((3, h, w), 1)\nbatch[0] += x.reshape(-1, h, w)[0]\nreturn batch * 2",
     "return torch.zeros_like(x), torch.empty_like(x).stride(), x",
     "return {{'mask': x.squeeze(), 'image': F.to_tensor(mask.convert('RGB'))}}",

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # Builds a release in dist/ and checks it: the sources, a wheel for each Python that pyproject.toml names (but 3.14 where
-# there is none), for this machine and, where qemu can run one of them, for aarch64, one of Python alone, and the notes,
+# there is none), for this machine and, where one of them can be run, for aarch64, one of Python alone, and the notes,
 # which are the changelog's newest section. Publishes nothing; `make tag` tags it.
 #
 #   scripts/release.sh [--quick]
@@ -26,10 +26,10 @@ for minor in $minors; do
 done
 
 archs=("$(uname -m)")
-if [ "${archs[0]}" = x86_64 ] && command -v qemu-aarch64 >/dev/null; then # what is released has been run
+if [ "${archs[0]}" = x86_64 ] && emulated=$(scripts/emulated_python.sh build/emulated); then
   archs+=(aarch64)
 else
-  echo "release: wheels are for ${archs[0]} alone; those for aarch64 need qemu-aarch64 (Debian's qemu-user) on x86_64" >&2
+  echo "release: wheels are for ${archs[0]} alone; those for aarch64 need x86_64 and Debian, whose Python runs one" >&2
 fi
 
 sources() {
@@ -59,7 +59,7 @@ part "$scratch/tools/bin/twine" check --strict dist/*
 for minor in "${!pythons[@]}"; do
   part in_empty_environment "$minor" "$(uname -m)" "${pythons[$minor]}"
 done
-if [ ${#archs[@]} = 2 ]; then part in_empty_environment 3.13 aarch64 "$(scripts/emulated_python.sh build/emulated)"; fi
+if [ ${#archs[@]} = 2 ]; then part in_empty_environment 3.13 aarch64 "$emulated"; fi
 part unpacked "${1:-}"
 cp "$scratch/notes" dist/release-notes.md
 ls -l dist

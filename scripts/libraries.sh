@@ -10,11 +10,11 @@
 # Debian's source packages hold the archives as they were released, so that apt can fetch them, too.
 set -euo pipefail
 cd "$(dirname "$0")/.."
+source scripts/debian.sh
 mkdir -p "$1"
 out=$(cd "$1" && pwd)
 SOURCES=${SOURCES:-build/sources}
-jpeg=2.1.5 webp=1.5.0
-suite=trixie  # of Debian, with these versions
+jpeg=2.1.5 webp=1.5.0  # those of the Debian in scripts/debian.sh
 
 stamp=$(sha256sum scripts/libraries.sh "${CC:-/dev/null}" | cut -d ' ' -f 1)
 [ "$(cat "$out/stamp" 2>/dev/null)" != "$stamp" ] || exit 0
@@ -24,14 +24,7 @@ have() { # archive, checksum
 }
 
 from_debian() { # source package
-  local apt=$SOURCES/apt sources=/etc/apt/sources.list.d/debian.sources
-  [ -e "$sources" ] || return
-  mkdir -p "$apt"/{parts,lists/partial,cache/archives/partial}
-  sed -n "/^\$/q; s/^Types:.*/Types: deb-src/; s/^Suites:.*/Suites: $suite/; p" "$sources" >"$apt/parts/releases.sources"
-  local options=(-qq -o Dir::Etc::SourceList=/dev/null -o "Dir::Etc::SourceParts=$PWD/$apt/parts"
-    -o "Dir::State::Lists=$PWD/$apt/lists" -o "Dir::Cache=$PWD/$apt/cache" -o "APT::Sandbox::User=$(id -un)")
-  [ -n "$(ls "$apt"/lists/*Sources* 2>/dev/null)" ] || apt-get "${options[@]}" update
-  (cd "$SOURCES" && apt-get "${options[@]}" source --download-only --tar-only "$1")
+  (cd "$SOURCES" && debian apt deb-src "$(dpkg --print-architecture 2>/dev/null)" source --download-only --tar-only "$1")
 }
 
 fetch() { # source package, version, checksum, where it is released

@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Builds a release in dist/ and checks it: the sources, a wheel for each Python that pyproject.toml names (but 3.14 where
-# there is none), one of Python alone, and the notes, which are the changelog's newest section. Publishes nothing; `make
-# tag` tags it.
+# there is none), for this machine and, where one of them can be run, for aarch64, one of Python alone, and the notes,
+# which are the changelog's newest section. Publishes nothing; `make tag` tags it.
 #
 #   scripts/release.sh [--quick]
 #
@@ -25,6 +25,13 @@ for minor in $minors; do
   fi
 done
 
+archs=("$(uname -m)")
+if [ "${archs[0]}" = x86_64 ] && emulated=$(scripts/emulated_python.sh build/emulated); then
+  archs+=(aarch64)
+else
+  echo "release: wheels are for ${archs[0]} alone; those for aarch64 need x86_64 and Debian, whose Python runs one" >&2
+fi
+
 sources() {
   "$scratch/tools/bin/python" -m build --sdist --outdir dist . >"$scratch/log" || { cat "$scratch/log" && return 1; }
 }
@@ -36,21 +43,23 @@ unpacked() ( # --quick or nothing
   if [ "$1" = --quick ]; then scripts/matrix.sh "${minors%%[^0-9.]*}:newest"; else make test; fi
 )
 
-in_empty_environment() { # wheel, python
-  FASTLOAD_WHEEL=$1 FASTLOAD_WHEEL_PYTHON=$2 "$python" -m pytest -q --all tests/wheel
+in_empty_environment() { # 3.12, machine, python
+  FASTLOAD_WHEEL=$(echo dist/*-"cp${1/./}"-*manylinux*"_$2.whl") FASTLOAD_WHEEL_PYTHON=$3 PATH=$scratch/tools/bin:$PATH \
+    "$python" -m pytest -q --all tests/wheel
 }
 
 "$python" scripts/tag.py --notes >"$scratch/notes" # before all else: what is released has a dated section
 [ "${1:-}" = --quick ] || part make thorough
 rm -rf dist
 python3 -m venv "$scratch/tools"
-"$scratch/tools/bin/pip" install --quiet build twine
-PYTHON="${pythons[*]}" part scripts/wheel.sh dist
+"$scratch/tools/bin/pip" install --quiet build twine uv
+for arch in "${archs[@]}"; do ARCH=$arch PYTHON="${pythons[*]}" part scripts/wheel.sh dist; done
 part sources
 part "$scratch/tools/bin/twine" check --strict dist/*
 for minor in "${!pythons[@]}"; do
-  part in_empty_environment "$(echo dist/*-"cp${minor/./}"-*manylinux*.whl)" "${pythons[$minor]}"
+  part in_empty_environment "$minor" "$(uname -m)" "${pythons[$minor]}"
 done
+if [ ${#archs[@]} = 2 ]; then part in_empty_environment 3.13 aarch64 "$emulated"; fi
 part unpacked "${1:-}"
 cp "$scratch/notes" dist/release-notes.md
 ls -l dist

@@ -20,9 +20,10 @@ LINES_MAX: Final = 60  # number of lines to print of one plan
 
 @dataclass
 class _Entry:
-    """One loader, or several with the same place and plan."""
+    """One loader, or several with the same places and plan."""
 
-    place: str
+    made: str
+    looped: str
     plan: str
     loaders: int = 1
     epochs: int = 0
@@ -30,7 +31,7 @@ class _Entry:
 
 
 class LoaderLog:
-    """Records each loader when it is iterated and reports at exit.
+    """Records where each loader is made and iterated, and reports at exit.
 
     A forked child starts with an empty log. Loaders are held weakly and their plans as text. A loader that was never
     iterated is not reported: naming its device could start the driver, which breaks a later fork. ``users_of`` returns,
@@ -39,15 +40,21 @@ class LoaderLog:
 
     def __init__(self, users_of: Callable[[], Sequence[str]]) -> None:
         self._users_of = users_of
+        self._made: dict[int, tuple[weakref.ref[Any], str]] = {}  # by id: a loader need not be hashable
         self._start()
         os.register_at_fork(after_in_child=self._start)
 
     def _start(self) -> None:
         self._lock = threading.Lock()
-        self._known: dict[int, tuple[weakref.ref[Any], _Entry]] = {}  # by id: a loader need not be hashable
+        self._known: dict[int, tuple[weakref.ref[Any], _Entry]] = {}  # by id, too
         self._entries: list[_Entry] = []
         self._left_out = 0
         self._finalizer: Finalize | None = None
+
+    def note_made(self, loader: Any, frame: Any) -> None:
+        """Record that ``loader`` was made in ``frame``."""
+        key = id(loader)
+        self._made[key] = weakref.ref(loader, lambda _: self._made.pop(key, None)), _place(frame)
 
     def listening(self, iterate: Callable[..., Any]) -> Callable[..., Any]:
         """Wrap what begins a loader's iterations so that it records the loader."""
@@ -60,8 +67,8 @@ class LoaderLog:
 
         return iterate_and_note
 
-    def note(self, loader: Any, place: str) -> None:
-        """Record ``loader``, iterated at ``place``, and its plan."""
+    def note(self, loader: Any, looped: str) -> None:
+        """Record ``loader``, iterated at ``looped``, and its plan."""
         plan = str(loader.plan)
         with self._lock:
             if self._finalizer is None:
@@ -69,22 +76,25 @@ class LoaderLog:
                 self._finalizer = Finalize(None, self._report, exitpriority=0)
             known, entry = self._known.get(id(loader), (None, None))
             if known is None or known() is not loader:
-                entry = self._entry_for(loader, place, plan)
+                entry = self._entry_for(loader, looped, plan)
             if entry is None:
                 self._left_out += 1
                 return
             entry.epochs += 1
             entry.plan = plan
 
-    def _entry_for(self, loader: Any, place: str, plan: str) -> _Entry | None:
+    def _entry_for(self, loader: Any, looped: str, plan: str) -> _Entry | None:
+        maker, made = self._made.get(id(loader), (None, ""))
+        if maker is None or maker() is not loader:
+            made = "a loader made elsewhere"
         for entry in self._entries:
-            if entry.place == place and entry.plan.splitlines()[:1] == plan.splitlines()[:1]:
+            if (entry.made, entry.looped) == (made, looped) and entry.plan.splitlines()[:1] == plan.splitlines()[:1]:
                 entry.loaders += 1
                 break
         else:
             if len(self._entries) >= SHOWN_MAX:
                 return None
-            entry = _Entry(place, plan)
+            entry = _Entry(made, looped, plan)
             self._entries.append(entry)
         entry.loader = weakref.ref(loader)
         self._known[id(loader)] = (entry.loader, entry)
@@ -104,7 +114,9 @@ class LoaderLog:
                 loader = entry.loader() if entry.loader is not None else None
                 plan = str(loader.plan) if loader is not None else entry.plan  # the current plan has more detail
                 many = f"{entry.loaders} loaders, " if entry.loaders > 1 else ""
-                lines.append(f"  {entry.place} ({many}iterated {entry.epochs} time{'s' if entry.epochs > 1 else ''})")
+                often = f"{many}iterated {entry.epochs} time{'s' if entry.epochs > 1 else ''}"
+                script = entry.made.partition(", ")[0]  # which may do both in one line
+                lines.append(f"  {entry.made} ({often}, {entry.looped.removeprefix(f'{script}, ')})")
                 body = plan.splitlines()
                 lines += [f"    {line}" for line in body[:LINES_MAX]]
                 if len(body) > LINES_MAX:
@@ -115,7 +127,7 @@ class LoaderLog:
 
 
 def _place(frame: Any) -> str:
-    """The loop's source line in the script, and in the library that iterates for it."""
+    """The source line in the script, and in the library that acts for it."""
     inner = outer = None
     while frame is not None:
         name = frame.f_globals.get("__name__", "")

@@ -338,7 +338,7 @@ def test_ranks_of_torchrun_get_it_too(folder, outermost):
 
 def test_explain_reports_at_exit_who_uses_it_and_every_loaders_plan(folder):
     source = """
-        import sys
+        import pickle, sys
         import torch
         from torch.utils.data import DataLoader
 
@@ -349,8 +349,25 @@ def test_explain_reports_at_exit_who_uses_it_and_every_loaders_plan(folder):
                 list(loader)
         list(loaders[0])
         del loader, loaders
-        kept = DataLoader([torch.ones(1)], num_workers=1)
-        list(kept)
+
+        class Mixin:
+            def __new__(cls, *given, **named):
+                print("mixed", named["batch_size"])
+                return super().__new__(cls)
+
+        class Mixed(DataLoader, Mixin):
+            pass
+
+        def run(loader):
+            return list(loader)
+
+        kept = [
+            DataLoader([torch.ones(1)], num_workers=1),
+            Mixed(range(4), batch_size=2),
+            pickle.loads(pickle.dumps(DataLoader(range(4)))),
+        ]
+        for loader in kept:
+            run(loader)
         sys.exit(5)
     """
     (folder / "script.py").write_text(textwrap.dedent(source))
@@ -362,10 +379,13 @@ def test_explain_reports_at_exit_who_uses_it_and_every_loaders_plan(folder):
         line.replace(str(folder) + "/", "").strip() for line in lines[1:] if line.startswith("  ") and line[2] != " "
     ]
     assert heads == [
-        "script.py:10 (3 loaders, iterated 7 times)",
-        "script.py:14 (iterated 1 time)",
+        "script.py:6 (3 loaders, iterated 7 times, script.py:10)",
+        "script.py:26 (iterated 1 time, script.py:23)",
+        "script.py:27 (iterated 1 time, script.py:23)",
+        "script.py:28 (iterated 1 time, script.py:23)",
     ]
-    assert lines.count("    engine torch, batches on cpu") == 2
+    assert done.stdout == "mixed 2\n"
+    assert lines.count("    engine torch, batches on cpu") == 4
     assert lines[2] == "    engine torch, batches on cpu"
     assert any("1 worker process" in line for line in lines)
 

@@ -28,7 +28,7 @@ void fill_row(std::uint8_t* out, int begin, int end, const Color& fill) {
 bool use_avx2() { return simd_level() == SimdLevel::avx2 || simd_level() == SimdLevel::avx512; }
 
 // Whether AVX2's kernels with 32-bit offsets and dwords per pixel can read `in`.
-bool can_gather(const ConstImage& in) {
+[[maybe_unused]] bool can_gather(const ConstImage& in) {
   const std::int64_t span = std::max(std::abs(in.stride) * std::int64_t{in.height}, std::int64_t{3} * in.width);
   return use_avx2() && in.width >= 2 && span < (1 << 30);
 }

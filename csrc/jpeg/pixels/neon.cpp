@@ -126,7 +126,8 @@ void stretch(const std::uint16_t* sums, std::size_t count, unsigned left_bias, u
     const uint16x8_t most = vmulq_n_u16(vld1q_u16(sums + i + 1), 3);
     const uint16x8_t even = vaddq_u16(vaddq_u16(most, vld1q_u16(sums + i)), left);
     const uint16x8_t odd = vaddq_u16(vaddq_u16(most, vld1q_u16(sums + i + 2)), right);
-    vst2_u8(out + 2 * i, {{vmovn_u16(vshlq_u16(even, shifts)), vmovn_u16(vshlq_u16(odd, shifts))}});
+    const uint8x8x2_t both = {{vmovn_u16(vshlq_u16(even, shifts)), vmovn_u16(vshlq_u16(odd, shifts))}};
+    vst2_u8(out + 2 * i, both);  // a macro of Clang's, to which the braces would be two arguments
   }
 }
 
@@ -151,7 +152,8 @@ inline void to_planes(const std::uint8_t* y, const std::uint8_t* cb, const std::
 
 inline void merge(const Planes& planes, std::uint8_t* bytes) {
   for (int i = 0; i < kBlock; i += 16) {
-    vst3q_u8(bytes + 3 * i, {{vld1q_u8(planes.red + i), vld1q_u8(planes.green + i), vld1q_u8(planes.blue + i)}});
+    const uint8x16x3_t rgb = {{vld1q_u8(planes.red + i), vld1q_u8(planes.green + i), vld1q_u8(planes.blue + i)}};
+    vst3q_u8(bytes + 3 * i, rgb);
   }
 }
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import inspect
 import json
+import sys
 from abc import ABCMeta
 from collections.abc import Generator
 from dataclasses import fields
@@ -73,7 +74,9 @@ def install(
         if (window := capture_from_environment()) is not None:
             _listeners.append(window.listening)
         if explain:
-            _listeners.append(LoaderLog(users_of=functools.partial(_modules_with, _stand_in)).listening)
+            log = LoaderLog(users_of=functools.partial(_modules_with, _stand_in))
+            FastLoader.__new__ = _noting(log)  # type: ignore[method-assign]
+            _listeners.append(log.listening)
         listen(_with_listeners)
         for module, name in holders(TorchDataLoader, besides="fastload"):
             setattr(module, name, _stand_in)
@@ -151,6 +154,18 @@ def _make_stand_in() -> type[FastLoader[Any]]:
 def _with_listeners(iterate: _Iterate) -> _Iterate:
     """Wrap what begins iterations with all listeners."""
     return functools.reduce(lambda wrapped, listening: listening(wrapped), _listeners, iterate)
+
+
+def _noting(log: LoaderLog) -> Callable[..., Any]:
+    """Return a ``__new__`` of FastLoader that records where each loader is made."""
+
+    def new(cls: type[Any], *given: Any, **named: Any) -> Any:
+        make: Any = super(FastLoader, cls).__new__
+        made = make(cls) if make is object.__new__ else make(cls, *given, **named)
+        log.note_made(made, sys._getframe(1))
+        return made
+
+    return new
 
 
 def _followed(own: _Iterate) -> _Iterate:

@@ -17,6 +17,7 @@ from fastload._compare import ComparedValues, difference
 from fastload._display import card, paragraphs
 from fastload.autoscale.policy import AutoWorkers
 from fastload.loader import FastLoader
+from fastload.loader_state import state_of
 from fastload.options import LEVELS_OFF, has_own_iterator, length_of
 from fastload.pipeline.datasets.folders import sample_name
 from fastload.randomness.by_sample import SeededByIndex, seeded, show_own_dataset
@@ -44,7 +45,7 @@ class Verification:
         engine: FastLoader's engine in the comparison.
         difference: Place and values of the first difference; ``None`` if there is none.
         errors: Batches that failed with an error of the same type in both loaders: number and error.
-        notes: Why FastLoader ran the dataset and its transforms unchanged, if it did.
+        notes: Why FastLoader, or its workers, ran the dataset and its transforms unchanged, if they did.
         opaque: Places and types of objects in the batches that cannot be compared.
         blind: Number of batches that contain only such objects.
         bound: How far values of images may differ, because ``exact=False`` runs an approximation; 0: not at all.
@@ -260,7 +261,8 @@ def _compare(
 
     def result(found: str | None) -> Verification:
         plan = loader.plan  # read now, because the recipe may have failed its check
-        notes = () if plan.engine == "native" else plan.notes
+        is_native = plan.engine == "native" and state_of(loader).refused_in_workers is None
+        notes = () if is_native else plan.notes
         seen = tuple(errors), notes, tuple(opaque), blind, bound, largest, epoch
         return Verification(number, plan.engine, found, *seen)
 

@@ -23,7 +23,7 @@ from torch.utils.data import DataLoader, default_collate, get_worker_info
 from torchvision.datasets import ImageFolder
 from torchvision.transforms import v2
 
-from fastload import FastLoader
+from fastload import FastLoader, verify
 from fastload._batch import map_tensors
 from fastload.check.results import FallbackWarning
 from fastload.loader_state import state_of
@@ -394,6 +394,7 @@ def test_the_plan_says_what_workers_gave_up(root, native_batches):
             assert_same(list(loader), list(DataLoader(Dicts(root, eval_v1()), 4)))
             gave_up = "of late workers have made samples as torch does, for a sample is a dict, but encoded() describes"
             assert gave_up in text_of(loader)
+        assert any(note.startswith(gave_up) for note in verify(loader).notes)
     assert not native_batches.value
 
 
@@ -410,7 +411,7 @@ import torch
 from torch.utils.data import default_collate
 from torchvision.datasets import ImageFolder
 import torchvision.transforms as v1
-from fastload import FastLoader
+from fastload import FastLoader, verify
 from fastload._batch import map_tensors
 
 def own(samples):

@@ -22,7 +22,7 @@ from fastload.pipeline.nodes import solarize_threshold
 from fastload.stats.stack_sampler import register_codec
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
 
     from fastload.pipeline.nodes import Node
 
@@ -91,7 +91,7 @@ class Replacements:
     """Functions of modules and methods of classes that are replaced."""
 
     def __init__(self) -> None:
-        self._originals: list[tuple[Any, str, Any]] = []  # holder, name, original; None if there was none
+        self._originals: list[tuple[Any, Any, Any]] = []  # holder, name or key, original; None if there was none
 
     def __bool__(self) -> bool:
         return bool(self._originals)
@@ -100,17 +100,20 @@ class Replacements:
         """Replace one until :meth:`undo`."""
         original = vars(holder).get(name)
         self._originals.append((holder, name, original))
-        _register(original, new)
         setattr(holder, name, new)
+        for kernels, kind, kernel in _kernels_in_place_of(original, new):
+            self._originals.append((kernels, kind, kernels[kind]))
+            kernels[kind] = kernel
 
     def undo(self) -> None:
         """Put the originals back."""
         while self._originals:
             holder, name, original = self._originals.pop()
-            if original is None:
+            if isinstance(holder, dict):
+                holder[name] = original
+            elif original is None:
                 delattr(holder, name)
             else:
-                _register(getattr(holder, name), original)
                 setattr(holder, name, original)
 
 
@@ -147,16 +150,19 @@ def uninstall() -> None:
     _replaced.undo()
 
 
-def _register(old: Any, new: Any) -> None:
-    """Replace a function in v2's table of kernels as well, for tv_tensors too."""
+def _kernels_in_place_of(old: Any, new: Any) -> Iterator[tuple[dict[Any, Any], Any, Any]]:
+    """Yield where v2's tables of kernels have a function, and what belongs there.
+
+    Kernels of tv_tensors call it in a function of their own.
+    """
     v2: Any = sys.modules.get("torchvision.transforms.v2.functional._utils")
-    wrapped: Any = getattr(v2, "_kernel_tv_tensor_wrapper", _register)
+    wrapped: Any = getattr(v2, "_kernel_tv_tensor_wrapper", _kernels_in_place_of)
     for kernels in getattr(v2, "_KERNEL_REGISTRY", {}).values():
         for kind, kernel in kernels.items():
             if kernel is old:
-                kernels[kind] = new
+                yield kernels, kind, new
             elif getattr(kernel, "__wrapped__", None) is old and kernel.__code__ in wrapped.__code__.co_consts:
-                kernels[kind] = wrapped(new)
+                yield kernels, kind, wrapped(new)
 
 
 def _function(original: Any, read: Callable[..., Node | None], change: Change) -> Any:

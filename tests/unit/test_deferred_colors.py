@@ -10,6 +10,7 @@ from photos import jpeg
 from torchvision import tv_tensors
 from torchvision.transforms import v2
 from torchvision.transforms.v2 import functional
+from torchvision.transforms.v2.functional import _color, _utils
 
 from fastload._compare import same_bits
 from fastload.deferred.content import Content, Fill
@@ -17,6 +18,7 @@ from fastload.deferred.functions import Deferral
 from fastload.deferred.memory import content_to_send, is_deferred
 from fastload.deferred.recorder import IDENTITY, shared_table
 from fastload.lazy import images as lazy_images
+from fastload.lazy.functions import Replacements
 from fastload.memory import unfilled
 from fastload.pipeline.installed.tensor_colors import TAIL, rounded_twice
 
@@ -214,3 +216,15 @@ def test_double_by_default_is_left_to_torchvision(deferral):
         torch.set_default_dtype(torch.float32)
     assert not deferral.recorder.is_off
     assert torch.equal(made, like)
+
+
+def test_kernels_are_torchvisions_again_afterwards():
+    def kernels():
+        return {function: dict(by_kind) for function, by_kind in _utils._KERNEL_REGISTRY.items()}
+
+    before, replaced = kernels(), Replacements()
+    for _ in range(2):
+        replaced.replace(_color, "adjust_hue_image", lambda image, _: image)
+        assert sum(kernels()[function] != before[function] for function in before) == 1
+    replaced.undo()
+    assert kernels() == before

@@ -85,7 +85,14 @@ def library() -> ctypes.CDLL:
 
     ``FASTLOAD_SHIM_CXX`` sets the compiler and extra flags, for sanitizers: ``"g++ -g -fsanitize=address,undefined"``.
     """
-    parts = core_files("base/simd_level.cpp", "resample/*.cpp", "rng/*.cpp", "image/transform/*.cpp", "tests/shim.cpp")
+    parts = core_files(
+        "base/simd_level.cpp",
+        "resample/*.cpp",
+        "resample/float/*.cpp",
+        "rng/*.cpp",
+        "image/transform/*.cpp",
+        "tests/shim.cpp",
+    )
     lib = ctypes.CDLL(compiled(parts, "-O3", "-Wall", "-Wextra", "-Werror", "-ffp-contract=off"))
     lib.shim_error.restype = ctypes.c_char_p
     return lib

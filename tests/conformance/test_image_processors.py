@@ -26,7 +26,7 @@ PROCESSORS: dict[str, tuple[dict[str, Any], int]] = {
     "SiglipImageProcessor": ({"size": {"height": 64, "width": 48}}, 0),
     "DetrImageProcessor": ({"size": {"shortest_edge": 80, "longest_edge": 120}, "do_pad": False}, 0),
     "ConvNextImageProcessor": ({"size": {"shortest_edge": 384}}, 0),
-    "Qwen2VLImageProcessor": ({}, 1),  # patches
+    "Qwen2VLImageProcessor": ({}, 0),
     "PixtralImageProcessor": ({}, 0),
 }
 """Arguments, and how often each image is looked at."""

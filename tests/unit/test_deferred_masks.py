@@ -49,12 +49,13 @@ def deferral(monkeypatch):
     monkeypatch.setattr(functions, "MASK_MIN_BYTES", 1)
     monkeypatch.setattr(functions, "TRIED_MIN", 1 << 30)
     monkeypatch.setattr(canvas, "MIN_BYTES", 1)
+    monkeypatch.setattr(Image.Image, "im", vars(Image.Image)["im"])  # which stays replaced for images that are pending
     made = Deferral()
     lazy_images.install(made.install)
     opened()  # from the first file on
     yield made
-    lazy_images.uninstall()
     made._replaced.undo()
+    lazy_images.uninstall()
     unfilled.serve(None)
 
 

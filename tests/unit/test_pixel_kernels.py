@@ -12,7 +12,7 @@ import pytest
 
 CSRC = native_shim.CSRC
 SOURCES = native_shim.core_files(
-    *("base/simd_level.cpp", "resample/*.cpp", "jpeg/entropy/huffman.cpp"),
+    *("base/simd_level.cpp", "resample/*.cpp", "resample/float/*.cpp", "jpeg/entropy/huffman.cpp"),
     *("jpeg/pixels/*.cpp", "jpeg/region_pixels.cpp", "tests/pixels.cpp"),
 )
 FLAGS = ["-std=c++17", "-Wall", "-Wextra", "-Werror", "-ffp-contract=off", f"-I{CSRC}"]

@@ -243,7 +243,7 @@ def test_misuse_says_what_is_wrong(arguments: dict, message: str) -> None:
 
 
 CSRC = native_shim.CSRC
-LEVELS = native_shim.core_files("base/simd_level.cpp", "resample/*.cpp", "tests/levels.cpp")
+LEVELS = native_shim.core_files("base/simd_level.cpp", "resample/*.cpp", "resample/float/*.cpp", "tests/levels.cpp")
 
 
 @pytest.mark.thorough

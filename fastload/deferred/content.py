@@ -85,7 +85,7 @@ class Content:
 
     @property
     def staged_bytes(self) -> int:
-        """About how many bytes of a slot it takes for a GPU, if that makes it."""
+        """About how many bytes of a slot it takes, staged or made."""
         if self.channels == 1:
             return self.nbytes
         files = {id(image.file): 2 * len(image.file.data) for image in self.images if not image.file.is_decoded}

@@ -89,7 +89,7 @@ def _is_first(dim: Any, tensors: Sequence[Any]) -> bool:
 
 
 def _are_alike(contents: list[Content], *, of_batches: bool) -> bool:
-    """Whether all are of images of one kind, and each of one image if no batch."""
+    """Whether all are of images of one kind; each of one, but for batches."""
     first = contents[0]
     kind = first.planar, first.image_size
     return all(

@@ -27,7 +27,7 @@ _INTERPOLATE: Final = tuple(inspect.signature(interpolate).parameters)
 
 
 def _interpolate(recorder: CallRecorder, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """Resize levels as torch resizes bytes with antialiasing, and masks; make what it makes of floats."""
+    """Resize levels and masks as torch does; make what it makes of floats."""
     given = {**dict(zip(_INTERPOLATE, args, strict=False)), **kwargs}
     tensor, mode = given.pop("input", None), given.get("mode")
     options = given.get("align_corners"), given.get("recompute_scale_factor")

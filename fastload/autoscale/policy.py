@@ -22,7 +22,6 @@ from typing import TYPE_CHECKING, Any, Final
 from torch.utils.data import IterableDataset
 
 from fastload._machine import usable_cpus
-from fastload.autoscale.probe import run_trial
 from fastload.options import length_of
 
 if TYPE_CHECKING:
@@ -182,6 +181,8 @@ def choose_processes(loader: DataLoader[Any], epoch: Stats | None) -> bool:
     sizing: Sizing = workers.sizing
     used = None if epoch is None or sizing.processes is None else consumption(epoch, sizing.processes)
     if sizing.processes is None:
+        from fastload.autoscale.probe import run_trial
+
         sizing.processes, sizing.why = _first(loader, run_trial(loader), sizing.cores)
     elif used is not None and (wanted := _again(sizing, sizing.processes, used)) not in (None, sizing.processes):
         sizing.former, sizing.processes = (sizing.processes, used.got), wanted

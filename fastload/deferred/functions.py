@@ -322,9 +322,9 @@ class Deferral:
 
     def _made_of_mask(self, original: Any, image: Any, kind: tuple[Any, ...]) -> torch.Tensor | None:
         trial = self._trials[kind[0], "masks"]
-        if trial.is_lost or not self._may_defer() or math.prod(getattr(image, "size", ())) < MASK_MIN_BYTES:
+        if trial.is_lost or not self._may_defer():
             return None
-        if (mask := mask_of(image, SIDE_MIN)) is None:
+        if (mask := mask_of(image, SIDE_MIN)) is None or math.prod(image.size) < MASK_MIN_BYTES:
             return None
         levels = Image.frombytes(mask.mode, LEVELS.shape[1::-1], LEVELS[..., 0].tobytes())
         return self._by_table(original, picked_of(mask), (kind, mask.mode), levels, trial)

@@ -256,7 +256,7 @@ def test_a_tiny_dataset_gets_no_more_workers_than_it_has_batches(cores):
 
 def test_breaking_off_leaves_nothing_and_the_next_epoch_does_not_try_again(cores, monkeypatch):
     trials = []
-    monkeypatch.setattr(policy, "run_trial", lambda loader: trials.append(loader) or Trial(4, 0.01, 0.02, 100))
+    monkeypatch.setattr(probe, "run_trial", lambda loader: trials.append(loader) or Trial(4, 0.01, 0.02, 100))
     loader = FastLoader(Costly(40), batch_size=2, num_workers="auto")
     for _ in range(3):
         for _ in loader:
@@ -283,7 +283,7 @@ def rebuilt(loader, kind=FastLoader):
 
 def test_frameworks_that_rebuild_the_loader_keep_what_was_chosen(cores, monkeypatch):
     trials = []
-    monkeypatch.setattr(policy, "run_trial", lambda loader: trials.append(1) or Trial(4, 0.5, 1.0, 100))
+    monkeypatch.setattr(probe, "run_trial", lambda loader: trials.append(1) or Trial(4, 0.5, 1.0, 100))
     loader = FastLoader(Costly(60), batch_size=2, num_workers="auto", persistent_workers=True)
     early = rebuilt(loader)
     next(iter(early))

@@ -530,6 +530,7 @@ def test_other_first_resizes_are_painted(deferral, name):
     with deferral:
         made = PAINTED[name](x)
     assert not is_deferred(made)
+    assert not deferral.recorder.is_off
     assert torch.equal(made, PAINTED[name](expected(of)[0]))
 
 
@@ -539,7 +540,7 @@ def test_a_replaced_interpolate_is_called(monkeypatch, deferral):
     called = []
     monkeypatch.setattr(_functional_tensor, "interpolate", lambda *a, **k: called.append(a) or interpolate(*a, **k))
     with deferral:
-        _functional_tensor.resize(deferred(of, single=True), [20, 31])
+        assert not is_deferred(_functional_tensor.resize(deferred(of, single=True), [20, 31]))
     assert called
 
 

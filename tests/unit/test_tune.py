@@ -12,7 +12,7 @@ import torch
 from torch.utils.data import DataLoader, Dataset
 
 from fastload import FastLoader
-from fastload.autoscale import policy
+from fastload.autoscale import policy, probe
 from fastload.autoscale.probe import Trial
 from fastload.commands import cli, tune
 from fastload.commands.tune import Look, Tuning
@@ -79,7 +79,7 @@ class Numbers(Dataset):
 @pytest.fixture
 def costly(monkeypatch):
     """A trial of "auto" that finds samples of a second each."""
-    monkeypatch.setattr(policy, "run_trial", lambda loader: Trial(batches=1, cost_s=1.0, batch_s=8.0, batch_bytes=256))
+    monkeypatch.setattr(probe, "run_trial", lambda loader: Trial(batches=1, cost_s=1.0, batch_s=8.0, batch_bytes=256))
 
 
 @pytest.mark.each_value

@@ -21,7 +21,7 @@ from torchvision.datasets import ImageFolder
 
 from fastload import FastLoader
 from fastload._compare import ComparedValues, difference, same
-from fastload.autoscale import policy
+from fastload.autoscale import policy, probe
 from fastload.autoscale.probe import Trial
 from fastload.commands import cli
 from fastload.commands import verify as commands_verify
@@ -384,7 +384,7 @@ def test_what_cannot_be_compared_is_named_and_not_called_different_or_equal(kind
 def test_a_number_of_workers_that_is_auto_is_the_same_for_torch(root, monkeypatch, engine):
     monkeypatch.setattr(policy, "cores_for_loading", lambda: 3)
     cheap = Trial(4, 1e-4, 2e-4, 100)  # cheap samples: fewer workers than there are cores
-    monkeypatch.setattr(policy, "run_trial", lambda loader: cheap)
+    monkeypatch.setattr(probe, "run_trial", lambda loader: cheap)
     dataset = ImageFolder(root, train_v1())
     used = []
 

@@ -8,6 +8,7 @@ from functools import cache
 from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
+import torch
 from PIL import Image, ImageFilter
 from torchvision.transforms import functional
 
@@ -15,8 +16,6 @@ from fastload import _core
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
-
-    import torch
 
     from fastload.pipeline.nodes import Node
 
@@ -62,9 +61,14 @@ def _convolve(image: Image.Image, **fields: Any) -> Image.Image:
     return Image.fromarray(levels)
 
 
+def _tensor_of(image: Image.Image) -> torch.Tensor:
+    """An image's pixels, ``(3, H, W)``, with ``pil_to_tensor``'s strides, never deferred."""
+    return torch.from_numpy(np.array(image)).permute(2, 0, 1)
+
+
 def _on_tensor(name: str) -> Callable[..., np.ndarray[Any, Any]]:
     def function(image: Image.Image | torch.Tensor, **fields: Any) -> np.ndarray[Any, Any]:
-        tensor = functional.pil_to_tensor(image) if isinstance(image, Image.Image) else image
+        tensor = _tensor_of(image) if isinstance(image, Image.Image) else image
         v2 = sys.modules["torchvision.transforms.v2.functional"]
         return np.asarray(getattr(v2, name)(tensor, *fields.values()).permute(1, 2, 0))
 
@@ -74,7 +78,7 @@ def _on_tensor(name: str) -> Callable[..., np.ndarray[Any, Any]]:
 def _contrast_of_tensor(
     image: Image.Image | torch.Tensor, value: float, *, planar: bool = False, twice: int = 0
 ) -> np.ndarray[Any, Any]:
-    tensor = functional.pil_to_tensor(image) if isinstance(image, Image.Image) else image
+    tensor = _tensor_of(image) if isinstance(image, Image.Image) else image
     return _on_tensor("adjust_contrast")(tensor.contiguous() if planar else tensor, value=value)
 
 
@@ -246,6 +250,6 @@ def _same_for(image: Image.Image, kind: str, fields: tuple[tuple[str, Any], ...]
     got = np.empty_like(wanted, order="C")
     fits = _core.apply_steps([(kind, dict(fields))], np.array(image), got)
     if kind.startswith("torch_"):  # whatever the tensor's layout
-        again = REFERENCES[kind](functional.pil_to_tensor(image).contiguous(), **dict(fields))
+        again = REFERENCES[kind](_tensor_of(image).contiguous(), **dict(fields))
         fits = fits and bool(np.array_equal(got, again))
     return fits and bool(np.array_equal(got, wanted))

@@ -19,8 +19,11 @@ AT_LEAST = 8
 QUICK_CASES = 3
 """Cases of a test in a quick run."""
 
-SLOW_CASES = 2
-"""Cases of a slow test with ``--slow``."""
+MERGE_CASES = 6
+"""Cases with ``--slow``."""
+
+SLOW_CASES = 1
+"""Cases of a slow test then."""
 
 
 def load_profile(*, everything: bool) -> None:
@@ -66,14 +69,14 @@ def beyond_few(items: list[pytest.Item], *, slow: bool) -> set[pytest.Item]:
 
     Args:
         items: The tests.
-        slow: Whether slow ones run, too; then only their cases are left out.
+        slow: Whether slow ones run, too.
     """
-    tests, most = defaultdict(list), SLOW_CASES if slow else QUICK_CASES
+    tests = defaultdict(list)
     for item in items:
-        if not slow or item.get_closest_marker("slow") is not None:
-            tests[item.nodeid.partition("[")[0]].append(item)
+        tests[item.nodeid.partition("[")[0], item.get_closest_marker("slow") is not None].append(item)
     dropped = set[pytest.Item]()
-    for name, cases in tests.items():
+    for (name, is_slow), cases in tests.items():
+        most = SLOW_CASES if is_slow else MERGE_CASES if slow else QUICK_CASES
         dropped |= set(cases) - {*random.Random(name).sample(cases, min(len(cases), most))}
     return dropped
 

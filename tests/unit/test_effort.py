@@ -78,7 +78,7 @@ def test_a_few_cases_of_each_test_are_left_always_the_same(slow):
         item.slow = "slow" if slow else None
     dropped = effort.beyond_few([*many, *few], slow=slow)
     left = [item for item in many if item not in dropped]
-    assert len([item for item in left if item.slow is None]) == (10 if slow else effort.QUICK_CASES)
+    assert len([item for item in left if item.slow is None]) == (effort.MERGE_CASES if slow else effort.QUICK_CASES)
     assert len([item for item in left if item.slow]) == (effort.SLOW_CASES if slow else 0)
     assert not dropped & {*few}
     assert effort.beyond_few([*many, *few], slow=slow) == dropped

@@ -75,7 +75,9 @@ def test_limits_of_the_quick_suite_are_those_of_the_code() -> None:
     assert effort.QUICK_SHARE == 0.1
     assert said(r"an interrupt at every (\d+)th opcode") == [str(effort.QUICK_STRIDE)]
     assert said(r"(\d+) cases of each test") == [str(effort.QUICK_CASES)]
-    assert said(r"and (\d+) of each test that is marked `slow`") == [str(effort.SLOW_CASES)]
+    assert said(r"runs (\d+) of each, and (\d+) of each that is marked `slow`") == [
+        (str(effort.MERGE_CASES), str(effort.SLOW_CASES))
+    ]
 
 
 def test_rows_of_the_matrix_are_those_of_its_script() -> None:

@@ -35,8 +35,8 @@ void bind_tagged(nanobind::module_& m);
 // Holds a contiguous view of any bytes-like object. Create and destroy with the GIL.
 class BytesView {
  public:
-  explicit BytesView(nanobind::handle object) {
-    if (PyObject_GetBuffer(object.ptr(), &view_, PyBUF_ND) != 0) throw nanobind::python_error();
+  explicit BytesView(nanobind::handle object, int flags = 0) {
+    if (PyObject_GetBuffer(object.ptr(), &view_, PyBUF_ND | flags) != 0) throw nanobind::python_error();
   }
   ~BytesView() {
     if (view_.obj != nullptr) PyBuffer_Release(&view_);

@@ -133,6 +133,24 @@ void look_up_batch(const Levels& levels, const ValueTable& table, const Batch& o
   look_up(job);
 }
 
+// The same of one image's bytes, without the cost of arrays: it is for small ones, and keeps the GIL.
+void look_up_bytes(nb::handle levels, const ValueTable& table, nb::handle out, bool planar) {
+  LookUpJob job;
+  set_table(job, table);
+  const BytesView from(levels), to(out, PyBUF_WRITABLE);
+  job.stride = job.channels;
+  job.levels = from.data();
+  job.images = 1;
+  job.pixels = from.size() / static_cast<std::size_t>(job.channels);
+  const bool fits = from.size() == job.pixels * static_cast<std::size_t>(job.channels);
+  if (!fits || to.size() != from.size() * job.value_bytes || reinterpret_cast<std::uintptr_t>(to.data()) % 8 != 0) {
+    throw nb::value_error("levels, table and out must fit: whole pixels, and aligned values of the table's size");
+  }
+  job.out = const_cast<std::uint8_t*>(to.data());
+  job.planar = planar;
+  look_up(job);
+}
+
 // Pillow's Image.resize of a whole image to `size`, of which `out` is the window from `window` on, then flipped.
 void resize(const ConstArray& source, Array out, const std::string& filter, const std::string& pass_rule,
             std::optional<std::array<int, 2>> size, std::array<int, 2> window, bool mirrored, bool flipped) {
@@ -340,6 +358,7 @@ void bind_image(nb::module_& m) {
         "pass_rule"_a = "horizontal_first", "size"_a = nb::none(), "window"_a = std::array<int, 2>{},
         "mirrored"_a = false, "flipped"_a = false);
   m.def("look_up", &look_up_batch, "levels"_a.noconvert(), "table"_a.noconvert(), "out"_a.noconvert(), "planar"_a);
+  m.def("look_up_bytes", &look_up_bytes, "levels"_a, "table"_a.noconvert(), "out"_a, "planar"_a);
   m.def(
       "advise_large_pages",
       [](const nb::ndarray<nb::device::cpu>& array) { advise_large_pages(array.data(), array.nbytes()); }, "array"_a);

@@ -98,7 +98,7 @@ class Content:
             fills = _core_fills(self.fills)
             images = [image.core_program() for image in self.images]
             rule = self.images[0].file.pass_rule
-            table = self.table.view(_OF_SIZE[self.table.element_size()])
+            table = self.table.view(OF_SIZE[self.table.element_size()])
             made = _core.TensorProgram(images, self.image_size, rule, table.numpy(), self.planar, fills)
             self._made.append(made.in_order(self.axes, self.first) if self.axes else made)
         return self._made[0]
@@ -107,7 +107,7 @@ class Content:
         """Return what holds the same images with other values of their levels, and these fills."""
         made = Content(self.images, table, self.planar, fills)
         if self._made and not fills:
-            values = table.view(_OF_SIZE[table.element_size()]).numpy()
+            values = table.view(OF_SIZE[table.element_size()]).numpy()
             made._made.append(self._made[0].with_values(values))
         return made
 
@@ -122,7 +122,7 @@ class Content:
         others = tuple(fill for fill in self.fills if fill.image not in changed)
         all_images = (*self.images[:first], *images, *self.images[changed.stop :])
         made = Content(all_images, table, self.planar, (*others, *fills))
-        values = table.view(_OF_SIZE[table.element_size()]).numpy()
+        values = table.view(OF_SIZE[table.element_size()]).numpy()
         programs = [image.core_program() for image in images]
         made._made.append(self.core().with_images(first, programs, values, _core_fills(fills)))
         return made
@@ -296,7 +296,8 @@ def _core_fills(fills: Iterable[Fill]) -> list[tuple[int, int, int, int, int, by
     return [(each.image, *each.box, known[id(each.values)]) for each in fills]
 
 
-_OF_SIZE = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
+OF_SIZE: Final = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
+"""The integers of so many bytes, as which tables are looked up."""
 
 
 def value_bytes(values: torch.Tensor) -> bytes:

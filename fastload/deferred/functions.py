@@ -23,7 +23,7 @@ import torch.utils.dlpack
 from PIL import Image
 
 from fastload import _core
-from fastload.deferred import canvas, colors, copies, decoding, joins, memory, rearranged, resizes, stacks
+from fastload.deferred import at_once, canvas, colors, copies, decoding, joins, memory, rearranged, resizes, stacks
 from fastload.deferred.content import Content, take_painted_s
 from fastload.deferred.geometry import SIDE_MIN, strides_of
 from fastload.deferred.picked import picked_of
@@ -62,13 +62,17 @@ _OF_A_PROCESSOR: Final = ("transformers.image_processing_backends", "Torchvision
 _V2: Final = "torchvision.transforms.v2.functional._misc"
 _V1: Final = "torchvision.transforms._functional_tensor"
 _OF_SEVERAL_CALLS: Final = (
-    (_V1, "normalize", ("clone", "any", "view", "sub_", "div_"), called_on_levels),
-    (_V2, "normalize_image", ("view", "sub", "div_"), called_on_levels),
     (_V2, "to_dtype_image", ("to", "mul", "mul_"), called_on_levels),
     (_V1, "convert_image_dtype", ("to", "__truediv__", "mul", "div"), called_on_levels),
     (_V1, "resize", ("unsqueeze", "to", "clamp", "squeeze"), resizes.resized_in_float),
 )
 """Functions that make several calls for each image: module, name, the methods that they call, what records them."""
+
+_NORMALIZE: Final = (
+    (_V1, "normalize", ("clone", "any", "view", "sub_", "div_"), at_once.normalized(2)),
+    (_V2, "normalize_image", ("view", "sub", "div_"), at_once.normalized(1)),
+)
+"""Those that also make what is not deferred."""
 
 _POINTERS: Final = (
     (torch.Tensor, "numpy"),
@@ -97,9 +101,6 @@ MASK_MIN_BYTES: Final = 1 << 14
 
 TRIED_MIN: Final = 16
 """Images that a function defers before it is known whether that is worth while."""
-
-LEVELS: Final = np.repeat(np.arange(256, dtype=np.uint8), 3).reshape(1, 256, 3).repeat(SIDE_MIN, 0)
-"""An image that has all levels in each channel."""
 
 
 class DeferralTrial:
@@ -155,8 +156,9 @@ class Deferral:
         self.recorder = CallRecorder()
         self.deferred = 0
         self._thread = self._told = 0
-        self._records = self._is_prepared = False
+        self._records = self._is_prepared = self._normalizes = False
         self._tables: dict[Any, tuple[torch.Tensor, bool, bool] | None] = {}
+        self._values: dict[Any, at_once.Values | None] = {}
         self._replaced = lazy_functions.Replacements()
         self._trials: defaultdict[Any, DeferralTrial] = defaultdict(DeferralTrial)
 
@@ -184,11 +186,9 @@ class Deferral:
             return
         self._is_prepared = True
         stacks.install()
+        self._replace_normalize()
+        self._replace_functions(_OF_SEVERAL_CALLS)
         replace = self._replaced.replace
-        for home, function, methods, record in _OF_SEVERAL_CALLS:
-            original = getattr(sys.modules.get(home), function, None)
-            if is_written_in(original, home) and original.__name__ == function:
-                replace(sys.modules[home], function, self.recorded_by(record, original, methods))
         for home, function, new in colors.functions(self.recorder, self._is_on):
             replace(home, function, new)
         for holder, function in _POINTERS:
@@ -200,6 +200,17 @@ class Deferral:
         replace(torch.UntypedStorage, "is_shared", _is_shared(torch.UntypedStorage.is_shared))
         for holder, function in _HANDLERS:
             replace(holder, function, _guarding(getattr(holder, function)))
+
+    def _replace_functions(self, functions: Iterable[tuple[str, str, tuple[str, ...], Callable[..., Any]]]) -> None:
+        for home, function, methods, record in functions:
+            original = getattr(sys.modules.get(home), function, None)
+            if is_written_in(original, home) and original.__name__ == function:
+                self._replaced.replace(sys.modules[home], function, self.recorded_by(record, original, methods))
+
+    def _replace_normalize(self) -> None:
+        if not self._normalizes:
+            self._normalizes = True
+            self._replace_functions(_NORMALIZE)
 
     def __enter__(self) -> None:
         """Defer tensors until the batch is made, and record from the first one on."""
@@ -248,8 +259,11 @@ class Deferral:
             made = None
             if is_plain:
                 key = original, *calls()
-                made = self._made(original, arguments[0], key)
-                made = self._made_of_mask(original, arguments[0], key) if made is None else made
+                if at_once.is_small(arguments[0], LEVELS_MIN_BYTES):
+                    made = self._made_at_once(original, arguments[0], key)
+                else:
+                    made = self._made(original, arguments[0], key)
+                    made = self._made_of_mask(original, arguments[0], key) if made is None else made
             return original(*arguments, **rest) if made is None else made
 
         return function
@@ -318,7 +332,7 @@ class Deferral:
             pending = pending.made()
         if pending.file.is_decoded and 3 * math.prod(pending.size) < LEVELS_MIN_BYTES:
             return None
-        return self._by_table(original, pending, kind, Image.fromarray(LEVELS), trial)
+        return self._by_table(original, pending, kind, "RGB", trial)
 
     def _made_of_mask(self, original: Any, image: Any, kind: tuple[Any, ...]) -> torch.Tensor | None:
         trial = self._trials[kind[0], "masks"]
@@ -326,19 +340,36 @@ class Deferral:
             return None
         if (mask := mask_of(image, SIDE_MIN)) is None or math.prod(image.size) < MASK_MIN_BYTES:
             return None
-        levels = Image.frombytes(mask.mode, LEVELS.shape[1::-1], LEVELS[..., 0].tobytes())
-        return self._by_table(original, picked_of(mask), (kind, mask.mode), levels, trial)
+        return self._by_table(original, picked_of(mask), kind, mask.mode, trial)
 
     def _by_table(
-        self, original: Any, image: Pending | Picked, kind: tuple[Any, ...], levels: Image.Image, trial: DeferralTrial
+        self, original: Any, image: Pending | Picked, kind: tuple[Any, ...], mode: str, trial: DeferralTrial
     ) -> torch.Tensor | None:
-        key = kind, torch.get_default_dtype(), *(getattr(torch.Tensor, name) for name in _METHODS)
-        if key not in self._tables:
-            self._tables[key] = _table_of(original, levels, image.channels)
-        if (known := self._tables[key]) is None:
+        if (known := self._table(original, self._key_of(kind, mode))) is None:
             return None
         table, planar, resizable = known
         return self._tensor(image, table, trial, planar=planar, resizable=resizable)
+
+    def _key_of(self, kind: tuple[Any, ...], mode: str) -> tuple[Any, ...]:
+        """What a function's result may depend on beside an image's pixels."""
+        return mode, kind, torch.get_default_dtype(), *(getattr(torch.Tensor, name) for name in _METHODS)
+
+    def _table(self, original: Any, key: tuple[Any, ...]) -> tuple[torch.Tensor, bool, bool] | None:
+        if key not in self._tables:
+            self._tables[key] = _table_of(original, key[0])
+        return self._tables[key]
+
+    def _made_at_once(self, original: Any, image: Image.Image, kind: tuple[Any, ...]) -> torch.Tensor | None:
+        if self.recorder.is_off or not self._is_on():
+            return None
+        key = self._key_of(kind, image.mode)
+        if key not in self._values:
+            known = self._table(original, key)
+            is_torchs = known is not None and known[2]  # else a NumPy array's memory
+            self._values[key] = at_once.Values(known[0], planar=known[1]) if known and is_torchs else None
+            self._replace_normalize()
+        values = self._values[key]
+        return None if values is None else values.of(image)
 
     def _tensor(
         self, image: Pending | Picked, table: torch.Tensor, trial: DeferralTrial, *, planar: bool, resizable: bool
@@ -473,14 +504,17 @@ def let_faults_through() -> None:
     _signal.pthread_sigmask = pthread_sigmask
 
 
-def _table_of(function: Any, levels: Image.Image, channels: int) -> tuple[torch.Tensor, bool, bool] | None:
+def _table_of(function: Any, mode: str) -> tuple[torch.Tensor, bool, bool] | None:
     """Learn each level's value by a function, its layout, and whether it is resizable."""
+    channels = Image.getmodebands(mode)
+    levels = np.arange(256, dtype=np.uint8).repeat(channels).tobytes() * SIDE_MIN  # all, in each channel
     with torch._C.DisableTorchFunction():
-        made = function(levels)
+        made = function(Image.frombytes(mode, (256, SIDE_MIN), levels))
         size = (channels, SIDE_MIN, 256)
         if type(made) is not torch.Tensor or made.shape != size:
             return None
+        resizable = made.untyped_storage().resizable()  # which it is not any more once the table is NumPy's, too
         for planar in (True, False):
             if made.stride() == strides_of(size, planar=planar):
-                return shared_table(made[:, 0]), planar, made.untyped_storage().resizable()
+                return shared_table(made[:, 0]), planar, resizable
     return None

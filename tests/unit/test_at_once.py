@@ -1,0 +1,206 @@
+"""Tensors of small images, and normalized tensors, which are made at once."""
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from torchvision.transforms import _functional_tensor, functional, v2
+from torchvision.transforms import transforms as v1
+from torchvision.transforms.v2.functional import _misc
+
+from fastload.deferred import at_once
+from fastload.deferred.functions import LEVELS_MIN_BYTES, Deferral
+from fastload.lazy import functions as lazy_functions
+from fastload.memory import unfilled
+
+MEAN, STD = [0.485, 0.456, 0.406], [0.229, 0.224, 0.225]
+TENSOR = torch.randn(3, 20, 30, generator=torch.Generator().manual_seed(0))
+
+
+@pytest.fixture
+def deferral():
+    made = Deferral()
+    made.install()
+    yield made
+    made._replaced.undo()
+    lazy_functions.uninstall()
+    unfilled.serve(None)
+
+
+@pytest.fixture
+def made(monkeypatch):
+    """What was made at once."""
+    kept = []
+
+    def keeping(original):
+        def function(*arguments, **rest):
+            kept.append(original(*arguments, **rest))
+            return kept[-1]
+
+        return function
+
+    monkeypatch.setattr(at_once.Values, "of", keeping(at_once.Values.of))
+    monkeypatch.setattr(at_once, "_normalized", keeping(at_once._normalized))
+    return kept
+
+
+def image_of(mode, size=(30, 20)):
+    levels = np.random.default_rng(0).integers(0, 256, (*size[::-1], Image.getmodebands(mode)), dtype=np.uint8)
+    return Image.frombytes(mode, size, levels.tobytes())
+
+
+def seen(tensor):
+    storage = tensor.untyped_storage()
+    memory = tensor.dtype, tensor.shape, tensor.stride(), tensor.storage_offset(), storage.nbytes(), storage.resizable()
+    kind = type(tensor), tensor._version, tensor.requires_grad, tensor.is_inference(), type(tensor.grad_fn)
+    values = None if tensor.is_meta else tensor.detach().contiguous().view(torch.uint8).numpy().tobytes()
+    return *memory, *kind, values
+
+
+def outcome(function, *arguments, **rest):
+    try:
+        return seen(function(*arguments, **rest))
+    except Exception as error:
+        return type(error), str(error)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.float16])
+@pytest.mark.parametrize("mode", ["RGB", "L"])
+def test_small_images_become_torchs_tensors(deferral, made, monkeypatch, mode, dtype):
+    image = image_of(mode)
+    torch.set_default_dtype(dtype)
+    try:
+        expected = [seen(functional.to_tensor.__wrapped__(image)), seen(v1.PILToTensor()(image))]
+        with deferral:
+            got = [seen(v1.ToTensor()(image)), seen(v1.PILToTensor()(image))]
+    finally:
+        torch.set_default_dtype(torch.float32)
+    assert got == expected
+    assert len(made) == 1  # the other's memory is NumPy's
+
+
+@pytest.mark.parametrize(
+    "image",
+    [
+        image_of("RGB", (LEVELS_MIN_BYTES, 1)),
+        image_of("RGB", (1, 20)),
+        image_of("L", (20, 1)),
+        image_of("RGBA"),
+        image_of("CMYK"),
+        Image.new("1", (9, 9)),
+        Image.new("I", (9, 9), 70000),
+        Image.new("P", (9, 9), 3),
+        type("Own", (Image.Image,), {})(),
+        torch.zeros(3, 9, 9),
+        np.zeros((9, 9, 3), np.uint8),
+        None,
+    ],
+    ids=lambda image: getattr(image, "mode", type(image).__name__),
+)
+def test_other_images_are_left_to_torchvision(deferral, made, image):
+    expected = outcome(functional.to_tensor.__wrapped__, image)
+    with deferral:
+        assert outcome(functional.to_tensor, image) == expected
+    assert not made
+
+
+@pytest.mark.parametrize("version", [_functional_tensor.normalize, _misc.normalize_image], ids=["v1", "v2"])
+@pytest.mark.parametrize(("mean", "std"), [(MEAN, STD), ((0.5,), (0.5,)), ([1, 2, 3], (1, 2, 4)), ([0.1], STD)])
+def test_floats_are_normalized_with_torchs_bits(deferral, made, version, mean, std):
+    small = image_of("RGB")
+    with deferral:
+        functional.to_tensor(small)
+        function = getattr(_functional_tensor if version.__name__ == "normalize" else _misc, version.__name__)
+        assert function is not version
+        made.clear()
+        for tensor in (TENSOR, TENSOR * 1e-39, TENSOR / 0):
+            for _ in range(2):  # the second time with constants that are kept
+                assert seen(function(tensor, mean=mean, std=std)) == seen(version(tensor, mean, std))
+    assert len(made) == 6
+    assert all(each is not None for each in made)
+
+
+def no_other():
+    yield "zero", (TENSOR, [0.0, -0.0, 1.0], STD), {}
+    yield "negative zero", (torch.zeros(3, 4, 5) * -1, [-0.0] * 3, STD), {}
+    yield "no std", (TENSOR, MEAN, [0.2, 0.0, 0.2]), {}
+    yield "std that is rounded to zero", (TENSOR, MEAN, [0.2, 1e-60, 0.2]), {}
+    yield "two means", (TENSOR, [0.1, 0.2], STD), {}
+    yield "more channels", (TENSOR[:1].clone(), MEAN, STD), {}
+    yield "in place", (TENSOR.clone(), MEAN, STD, True), {}
+    yield "in place by name", (TENSOR.clone(), MEAN, STD), {"inplace": True}
+    yield "tensors", (TENSOR, torch.tensor(MEAN), torch.tensor(STD)), {}
+    yield "numbers", (TENSOR, 0.5, 0.5), {}
+    yield "texts", (TENSOR, "abc", STD), {}
+    yield "nested", (TENSOR, [[0.5]] * 3, STD), {}
+    yield "whole numbers", ((TENSOR * 9).long(), MEAN, STD), {}
+    yield "float64", (TENSOR.double(), MEAN, STD), {}
+    yield "gradients", (TENSOR.clone().requires_grad_(), MEAN, STD), {}
+    yield "two dimensions", (TENSOR[0].clone(), MEAN, STD), {}
+    yield "a batch", (TENSOR[None].clone(), MEAN, STD), {}
+    yield "channels last", (TENSOR.permute(1, 2, 0).contiguous().permute(2, 0, 1), MEAN, STD), {}
+    yield "a part", (TENSOR[:, ::2], MEAN, STD), {}
+    yield "one row", (TENSOR[:, :1].clone(), MEAN, STD), {}
+    yield "own constants", (TENSOR, type("Own", (list,), {})(MEAN), STD), {}
+    yield "own tensor", (TENSOR.as_subclass(type("Own", (torch.Tensor,), {})), MEAN, STD), {}
+    yield "on meta", (TENSOR.to("meta"), MEAN, STD), {}
+
+
+OTHERS = {name: rest for name, *rest in no_other()}
+
+
+@pytest.mark.parametrize("name", OTHERS)
+@pytest.mark.parametrize("function", ["normalize", "normalize_image"])
+def test_other_arguments_are_left_to_torchvision(deferral, made, function, name):
+    arguments, rest = OTHERS[name]
+    home = _functional_tensor if function == "normalize" else _misc
+    tensor, *others = arguments
+    expected = outcome(getattr(home, function), copied(tensor), *others, **rest)
+    with deferral:
+        functional.to_tensor(image_of("RGB"))
+        made.clear()
+        assert outcome(getattr(home, function), copied(tensor), *others, **rest) == expected
+    assert not [each for each in made if each is not None]
+
+
+def copied(tensor):
+    """The same with the same strides, whose storage can be resized."""
+    made = torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device=tensor.device)
+    return made.copy_(tensor.detach()).as_subclass(type(tensor)).requires_grad_(tensor.requires_grad)
+
+
+def test_in_inference_mode_results_are_of_it(deferral, made):
+    with torch.inference_mode(), deferral:
+        image = functional.to_tensor(image_of("RGB"))
+        got = _functional_tensor.normalize(image, MEAN, STD)
+        assert image.is_inference()
+        assert got.is_inference()
+    assert len(made) == 2
+    with deferral:  # the constants, kept then, are ordinary tensors
+        assert _functional_tensor.normalize(TENSOR.clone().requires_grad_() + 0, MEAN, STD).grad_fn is not None
+        assert not _functional_tensor.normalize(TENSOR, MEAN, STD).is_inference()
+
+
+def test_nothing_is_made_outside_of_batches_or_under_a_mode(deferral, made):
+    image = image_of("RGB")
+    functional.to_tensor(image)
+    with deferral, torch.device("cpu"):
+        functional.to_tensor(image)
+    with deferral:
+        functional.to_tensor(image)
+    assert len(made) == 1
+
+
+def test_a_method_replaced_by_the_user_is_called(deferral, made, monkeypatch):
+    monkeypatch.setattr(torch.Tensor, "div", lambda self, by: torch.true_divide(self, by) + 1)
+    image = image_of("RGB")
+    expected = seen(functional.to_tensor.__wrapped__(image))
+    with deferral:
+        assert seen(functional.to_tensor(image)) == expected
+
+
+def test_few_constants_are_kept(monkeypatch):
+    monkeypatch.setattr(at_once, "_constants", {})
+    for at in range(3 * at_once._CONSTANTS_MAX):
+        assert at_once._normalized(1, TENSOR, [1.0 + at], [2.0]) is not None
+    assert len(at_once._constants) <= at_once._CONSTANTS_MAX

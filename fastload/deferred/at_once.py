@@ -101,8 +101,7 @@ def _normalized(
     if constants is None:
         return None
     made = tensor.sub(constants[0]).div_(constants[1])
-    if versions > 1 and not made.is_inference():
-        torch._C._increment_version([made] * (versions - 1))
+    torch._C._increment_version([made] * (versions - 1))
     return made
 
 
@@ -112,8 +111,7 @@ def _constants_of(key: tuple[Any, ...], mean: Any, std: Any) -> tuple[torch.Tens
         return None
     if len(_constants) >= _CONSTANTS_MAX:
         _constants.clear()
-    with torch.inference_mode(mode=False):
-        two = [torch.as_tensor(each, dtype=torch.float32).view(-1, 1, 1) for each in (mean, std)]
+    two = [torch.as_tensor(each, dtype=torch.float32).view(-1, 1, 1) for each in (mean, std)]
     usual = 0 not in mean and not bool((two[1] == 0).any())  # 0 may be -0.0, which is the same key
     _constants[key] = (two[0], two[1]) if usual else None
     return _constants[key]

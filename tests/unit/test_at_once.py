@@ -1,16 +1,19 @@
 """Tensors of small images, and normalized tensors, which are made at once."""
 
+import math
+
 import numpy as np
 import pytest
 import torch
 from PIL import Image
-from torchvision.transforms import _functional_tensor, functional, v2
+from torchvision.transforms import _functional_tensor, functional
 from torchvision.transforms import transforms as v1
 from torchvision.transforms.v2.functional import _misc
 
-from fastload.deferred import at_once
+from fastload.deferred import at_once, memory
 from fastload.deferred.functions import LEVELS_MIN_BYTES, Deferral
-from fastload.lazy import functions as lazy_functions
+from fastload.lazy import images as lazy_images
+from fastload.lazy.pixels import Levels, Pending
 from fastload.memory import unfilled
 
 MEAN, STD = [0.485, 0.456, 0.406], [0.229, 0.224, 0.225]
@@ -19,11 +22,12 @@ TENSOR = torch.randn(3, 20, 30, generator=torch.Generator().manual_seed(0))
 
 @pytest.fixture
 def deferral():
+    assert lazy_images.install()
     made = Deferral()
     made.install()
     yield made
     made._replaced.undo()
-    lazy_functions.uninstall()
+    lazy_images.uninstall()
     unfilled.serve(None)
 
 
@@ -51,10 +55,10 @@ def image_of(mode, size=(30, 20)):
 
 def seen(tensor):
     storage = tensor.untyped_storage()
-    memory = tensor.dtype, tensor.shape, tensor.stride(), tensor.storage_offset(), storage.nbytes(), storage.resizable()
+    place = tensor.dtype, tensor.shape, tensor.stride(), tensor.storage_offset(), storage.nbytes(), storage.resizable()
     kind = type(tensor), tensor._version, tensor.requires_grad, tensor.is_inference(), type(tensor.grad_fn)
     values = None if tensor.is_meta else tensor.detach().contiguous().view(torch.uint8).numpy().tobytes()
-    return *memory, *kind, values
+    return *place, *kind, values
 
 
 def outcome(function, *arguments, **rest):
@@ -131,6 +135,8 @@ def no_other():
     yield "in place by name", (TENSOR.clone(), MEAN, STD), {"inplace": True}
     yield "tensors", (TENSOR, torch.tensor(MEAN), torch.tensor(STD)), {}
     yield "numbers", (TENSOR, 0.5, 0.5), {}
+    yield "one deviation", (TENSOR, MEAN, 0.5), {}
+    yield "tensors in a list", (TENSOR, [torch.tensor(0.5)] * 3, STD), {}
     yield "texts", (TENSOR, "abc", STD), {}
     yield "nested", (TENSOR, [[0.5]] * 3, STD), {}
     yield "whole numbers", ((TENSOR * 9).long(), MEAN, STD), {}
@@ -141,6 +147,7 @@ def no_other():
     yield "channels last", (TENSOR.permute(1, 2, 0).contiguous().permute(2, 0, 1), MEAN, STD), {}
     yield "a part", (TENSOR[:, ::2], MEAN, STD), {}
     yield "one row", (TENSOR[:, :1].clone(), MEAN, STD), {}
+    yield "one column", (TENSOR[:, :, :1].clone(), MEAN, STD), {}
     yield "own constants", (TENSOR, type("Own", (list,), {})(MEAN), STD), {}
     yield "own tensor", (TENSOR.as_subclass(type("Own", (torch.Tensor,), {})), MEAN, STD), {}
     yield "on meta", (TENSOR.to("meta"), MEAN, STD), {}
@@ -167,6 +174,48 @@ def copied(tensor):
     """The same with the same strides, whose storage can be resized."""
     made = torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device=tensor.device)
     return made.copy_(tensor.detach()).as_subclass(type(tensor)).requires_grad_(tensor.requires_grad)
+
+
+def test_pending_and_large_images_are_not_small():
+    large = image_of("RGB", (LEVELS_MIN_BYTES // 6, 2))
+    assert at_once.is_small(large, LEVELS_MIN_BYTES)
+    assert not at_once.is_small(image_of("RGB", (LEVELS_MIN_BYTES // 6 + 1, 2)), LEVELS_MIN_BYTES)
+    assert not at_once.is_small(large, 3 * math.prod(large.size))
+    large._im = Pending(Levels(np.zeros((2, 2, 3), np.uint8), None), (0, 0, 2, 2))
+    assert not at_once.is_small(large, LEVELS_MIN_BYTES)
+
+
+def test_the_default_dtype_may_change(deferral, made):
+    image = image_of("RGB")
+    with deferral:
+        assert functional.to_tensor(image).dtype == torch.float32
+        torch.set_default_dtype(torch.float64)
+        try:
+            assert functional.to_tensor(image).dtype == torch.float64
+        finally:
+            torch.set_default_dtype(torch.float32)
+    assert len(made) == 2
+
+
+def test_nothing_is_made_once_results_have_differed(deferral, made):
+    deferral.recorder.is_off = True
+    with deferral:
+        functional.to_tensor(image_of("RGB"))
+    assert not made
+
+
+@pytest.mark.parametrize("home", [_functional_tensor, _misc])
+def test_deferred_tensors_stay_deferred(deferral, home):
+    image = image_of("RGB", (200, 150))
+    name = "normalize" if home is _functional_tensor else "normalize_image"
+    expected = seen(getattr(home, name)(functional.to_tensor.__wrapped__(image), MEAN, STD))
+    with deferral:
+        tensor = functional.to_tensor(image)
+        got = getattr(home, name)(tensor, mean=MEAN, std=STD)
+    assert memory.is_deferred(tensor)
+    assert memory.is_deferred(got)
+    with deferral:
+        assert seen(got) == expected
 
 
 def test_in_inference_mode_results_are_of_it(deferral, made):

@@ -160,7 +160,7 @@ def _size_of(
 
 def _is_mask(tensor: Any) -> bool:
     memory = deferred_memory.memory_of(tensor)
-    return memory is not None and memory.content.channels == 1
+    return memory is not None and isinstance(memory.content, Content) and memory.content.channels == 1
 
 
 def _is_usual(small: Any) -> bool:

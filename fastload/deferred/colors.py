@@ -37,9 +37,11 @@ _METHODS: Final = ("mul", "add_", "clamp_", "to", "floor_", "unbind", "unsqueeze
 _LARGEST_FACTOR: Final = 1e9  # float32 has no infinities or NaN below
 
 
-def _factor(kind: str, low: float, high: float) -> Callable[[Any, Content], Node | None]:
+def _factor(
+    kind: str, low: float, high: float, types: tuple[type, ...] = (int, float)
+) -> Callable[[Any, Content], Node | None]:
     def read(value: Any, content: Content) -> Node | None:
-        return (kind, {"value": float(value)}) if type(value) in (int, float) and low <= value <= high else None
+        return (kind, {"value": float(value)}) if type(value) in types and low <= value <= high else None
 
     return read
 
@@ -65,7 +67,7 @@ def _order(value: Any, content: Content) -> Node | None:
 
 
 _FUNCTIONS: Final[dict[str, tuple[Callable[[Any, Content], Node | None], bool]]] = {
-    "adjust_brightness_image": (_factor("torch_brightness", 0, _LARGEST_FACTOR), False),
+    "adjust_brightness_image": (_factor("torch_brightness", 0, _LARGEST_FACTOR, (float,)), False),  # ints wrap
     "adjust_contrast_image": (_contrast, False),
     "adjust_saturation_image": (_factor("torch_saturation", 0, _LARGEST_FACTOR), False),
     "adjust_hue_image": (_factor("torch_hue", -0.5, 0.5), True),
@@ -108,7 +110,7 @@ def _recording(original: Any, recorder: CallRecorder, is_on: Callable[[], bool])
         planar = content.planar or is_planar
         made = Content((content.images[0].changed(*step),), content.table, planar)
         height, width = content.image_size
-        key = original, content.planar, "twice" in step[1], height * width > EXACT_PIXELS
+        key = original, type(value), content.planar, "twice" in step[1], height * width > EXACT_PIXELS
         return recorded(recorder, key, made, 3, torch.Tensor, lambda: original(painted_as(tensor, content), value))
 
     @functools.wraps(original)

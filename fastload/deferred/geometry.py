@@ -123,7 +123,7 @@ def placed(
     channel, pixel = divmod(within, rows * columns) if content.planar else divmod(within, 3)[::-1]
     top, left = divmod(pixel, columns)
     count = shape[0] if len(shape) == 4 else 1
-    if channel or top + height > rows or left + width > columns or image + count > len(content.images):
+    if channel or top + height > rows or left + width > columns or not 0 < count <= len(content.images) - image:
         return None
     return range(image, image + count), (top, left, height, width)
 

@@ -323,7 +323,7 @@ def recorded(
     return made
 
 
-_tables: dict[tuple[torch.dtype, bytes], torch.Tensor] = {}
+_tables: dict[tuple[torch.dtype, bool, bytes], torch.Tensor] = {}
 _results: dict[Any, tuple[torch.Tensor, torch.Tensor, int]] = {}
 """By a call and the id of a table: that table, which so keeps its id, what the call made of it, and its version."""
 
@@ -333,7 +333,7 @@ TABLES_MAX: Final = 1000
 def shared_table(table: torch.Tensor) -> torch.Tensor:
     """Return a table with these values that is the same object for all images."""
     table = table.reshape(-1, 256).contiguous()
-    key = table.dtype, table.view(torch.uint8).numpy().tobytes()
+    key = table.dtype, table.is_inference(), table.view(torch.uint8).numpy().tobytes()
     if len(_tables) > TABLES_MAX or len(_results) > TABLES_MAX:
         _tables.clear()
         _results.clear()  # which know tables by their ids
@@ -376,7 +376,8 @@ def _call_of(func: Any, tensor: Any, args: tuple[Any, ...], kwargs: dict[str, An
     key += [_IMAGE if each is tensor else _constant(each) for each in kwargs.values()]
     if None in key:
         return None
-    return func, *key, *kwargs, tensor.dim(), type(tensor), torch.get_default_dtype(), _SMALLEST / 2
+    modes = torch.is_inference_mode_enabled(), torch.get_default_dtype(), _SMALLEST / 2
+    return func, *key, *kwargs, tensor.dim(), type(tensor), *modes
 
 
 _IMAGE: Final = object()

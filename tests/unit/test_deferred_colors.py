@@ -68,6 +68,23 @@ def content(side: int = 47, *, planar: bool = True, **more: object) -> Content:
     return Content((pending(DATA, SIZE, side=side),), shared_table(IDENTITY), planar, **more)
 
 
+@pytest.mark.parametrize("factor", [0, 1, 2])
+@pytest.mark.parametrize("name", ["adjust_brightness", "adjust_contrast", "adjust_saturation"])
+def test_factors_may_be_whole_numbers(deferral, name, factor):
+    """As which torchvision multiplies bytes by them, beyond 255 and in place."""
+    call, of = getattr(functional, name), content()
+    like = call(expected(of)[0], factor)
+    with deferral:
+        deferral._record()
+        for _ in range(3):  # of which two are compared
+            call(deferred(of, single=True), 1.5)
+        made = [call(deferred(of, single=True), factor) for _ in range(3)]
+    assert not deferral.recorder.is_off
+    for each in made:
+        assert each._version == like._version
+        assert same_bits(each, like)
+
+
 @pytest.mark.parametrize("kind", [torch.Tensor, tv_tensors.Image])
 @pytest.mark.parametrize("planar", [False, True])
 @pytest.mark.parametrize("name", CHAINS)

@@ -316,6 +316,51 @@ def test_resized_floats_are_made_at_once(name, planar):
     assert same_bits(made, theirs)
 
 
+@pytest.mark.parametrize("planar", [True, False])
+@pytest.mark.parametrize("mode", ["bilinear", "bicubic"])
+@pytest.mark.parametrize("size", [(48, 63), (29, 60)])
+def test_a_side_that_is_kept_is_left_out(monkeypatch, size, mode, planar):
+    """So that zeros keep their signs, and what overflows does not become NaN."""
+    monkeypatch.setattr(recorder, "COMPARED", 0)
+    values = torch.tensor([0.0, -0.0, 1.0, -1.0, 3.4e38, -3.4e38]).repeat(43)[:256].repeat(3, 1)
+    levels = np.random.default_rng(0).integers(0, 256, (48, 60, 3), dtype=np.uint8)
+    of = Content((of_levels(levels, (0, 0, 60, 48)),), values, planar)
+    with recorder.CallRecorder():
+        made = interpolate(deferred(of), size, mode=mode, antialias=True)
+    theirs = interpolate(expected(of), size, mode=mode, antialias=True)
+    assert made.contiguous().numpy().tobytes() == theirs.contiguous().numpy().tobytes()
+
+
+def test_nothing_of_a_batch_is_torchs_nothing():
+    of = content()
+    like = expected(of)
+    watching = recorder.CallRecorder()
+    with watching:
+        joined = [torch.cat([deferred(of), deferred(of)[:0]]), torch.cat([deferred(of)[:0], deferred(of)])]
+        x = deferred(of)
+        x[1:1] = like[:0]
+        with pytest.raises(RuntimeError, match="stack expects each tensor to be equal size"):
+            torch.stack([deferred(of), deferred(of)[:0]])
+    for each in (*joined, x):
+        assert same_bits(each, like)
+
+
+@pytest.mark.parametrize("first", [True, False])
+def test_inference_and_other_modes_may_alternate(first):
+    of = Content((of_levels(pixels(1, 48, 60), (0, 0, 60, 48)),), recorder.shared_table(IDENTITY), planar=True)
+    watching = recorder.CallRecorder()
+    for is_inference in (first, not first, first, not first):
+        with torch.inference_mode(is_inference):
+            like = functional.to_dtype(expected(of)[0], torch.float32, scale=True).sub(0.5).mul_(3)
+            with watching:
+                made = functional.to_dtype(deferred(of, single=True), torch.float32, scale=True).sub(0.5).mul_(3)
+            assert is_deferred(made)
+            assert made.is_inference() == like.is_inference()
+            if not is_inference:
+                assert made._version == like._version
+            assert same_bits(made, like)
+
+
 @pytest.mark.parametrize("value", [math.inf, math.nan])
 def test_floats_that_are_not_finite_are_resized_by_torch(value):
     values = table()

@@ -122,6 +122,18 @@ def test_parts_are_sent_by_themselves():
     assert same_bits(made, like)
 
 
+@pytest.mark.parametrize("name", ["new_zeros", "new_ones", "new_empty"])
+def test_new_tensors_are_made_after_it(name):
+    made, like = rearranged()
+    with recorder.CallRecorder():
+        new = getattr(made, name)(3, 24, 24)
+        full, plain = made.new_full((2, 24, 24), 1), made.new(3, 24, 24)
+    for each in (new, full, plain):
+        assert (each.dtype, each.shape[1:]) == (like.dtype, (24, 24))
+    assert torch.equal(full, torch.ones(2, 24, 24))
+    assert name == "new_empty" or torch.equal(new, getattr(torch, name[4:])(3, 24, 24))
+
+
 def test_it_is_written_to_files(tmp_path):
     made, like = rearranged()
     with open(tmp_path / "values", "w+b") as file:

@@ -38,8 +38,10 @@ void make_float_axis(bool bicubic, Products products, int source_size, int out_s
   const float inverse = scale >= 1.0f ? static_cast<float>(1.0 / static_cast<double>(scale)) : 1.0f;
   const int most = static_cast<int>(std::ceil(support)) * 2 + 1;
 
+  const bool is_kept = source_size == out_size;  // torch leaves that side out, which keeps zeros' signs and infinities
+
   axis.count = count;
-  axis.stride = std::min(most, source_size);
+  axis.stride = is_kept ? 1 : std::min(most, source_size);
   axis.start.resize(static_cast<std::size_t>(count));
   axis.size.resize(static_cast<std::size_t>(count));
   axis.separate.resize(static_cast<std::size_t>(count));
@@ -49,8 +51,8 @@ void make_float_axis(bool bicubic, Products products, int source_size, int out_s
     float* const weights = &axis.weights[static_cast<std::size_t>(i) * static_cast<std::size_t>(axis.stride)];
     const auto center = static_cast<float>(static_cast<double>(scale) * (begin + i + 0.5));
     const auto edge = [](float at) { return static_cast<std::int64_t>(static_cast<double>(at) + 0.5); };
-    const auto from = static_cast<int>(std::max<std::int64_t>(edge(center - support), 0));
-    const auto to = static_cast<int>(std::min<std::int64_t>(edge(center + support), source_size));
+    const auto from = is_kept ? begin + i : static_cast<int>(std::max<std::int64_t>(edge(center - support), 0));
+    const auto to = is_kept ? from + 1 : static_cast<int>(std::min<std::int64_t>(edge(center + support), source_size));
     const int taps = std::clamp(to - from, 1, axis.stride);
     float total = 0.0f;
     for (int t = 0; t < taps; ++t) {

@@ -1,4 +1,4 @@
-"""Tensors of images that deferring gains nothing for, and normalized ones, made at once with fewer of torch's calls."""
+"""Tensors of small images, and normalized tensors, made at once with few calls."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ class Values:
 
     Args:
         table: As of :class:`~fastload.deferred.content.Content`.
-        planar: Likewise.
+        planar: As of it.
     """
 
     def __init__(self, table: torch.Tensor, *, planar: bool) -> None:
@@ -54,7 +54,11 @@ class Values:
         self._table = table.view(OF_SIZE[table.element_size()]).numpy()
 
     def of(self, image: Image.Image) -> torch.Tensor:
-        """Look up the pixels of an image that :func:`is_small`: ``(C, H, W)``, of the table's dtype."""
+        """Look up the pixels of an image that :func:`is_small`.
+
+        Returns:
+            ``(C, H, W)``, of the table's dtype.
+        """
         width, height = image.size
         size = self._channels, height, width
         with torch._C.DisableTorchFunction():
@@ -106,7 +110,11 @@ def _normalized(
 
 
 def _constants_of(key: tuple[Any, ...], mean: Any, std: Any) -> tuple[torch.Tensor, torch.Tensor] | None:
-    """The tensors that torchvision makes of lists of numbers; ``None`` if it would do anything else."""
+    """The tensors that torchvision makes of lists of numbers.
+
+    Returns:
+        ``None`` if it would do anything else.
+    """
     if not {*map(type, key)} <= _NUMBERS or not {len(mean), len(std)} <= {1, key[0]}:
         return None
     if len(_constants) >= _CONSTANTS_MAX:

@@ -9,6 +9,7 @@ import torch
 from PIL import Image, _imaging
 
 from fastload import _core
+from fastload._batch import is_plain
 from fastload.deferred import memory
 from fastload.deferred.content import OF_SIZE
 from fastload.deferred.geometry import SIDE_MIN, strides_of
@@ -89,6 +90,8 @@ def _normalized(
     versions: int, tensor: torch.Tensor, mean: Any = None, std: Any = None, inplace: Any = False
 ) -> torch.Tensor | None:
     if inplace is not False or tensor.dtype is not torch.float32 or tensor.requires_grad or not tensor.is_cpu:
+        return None
+    if not is_plain(tensor):
         return None
     shape = tensor.shape
     if len(shape) != 3 or shape[1] < SIDE_MIN or shape[2] < SIDE_MIN or not tensor.is_contiguous():

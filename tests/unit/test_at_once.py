@@ -153,6 +153,32 @@ def no_other():
     yield "on meta", (TENSOR.to("meta"), MEAN, STD), {}
 
 
+@pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")
+@pytest.mark.parametrize("function", ["normalize", "normalize_image"])
+@pytest.mark.parametrize("kind", ["sparse", "nested", "negative"])
+def test_tensors_that_are_not_plain_are_left_to_torchvision(deferral, made, kind, function):
+    home = _functional_tensor if function == "normalize" else _misc
+    tensor = {
+        "sparse": TENSOR.to_sparse,
+        "nested": lambda: torch.nested.nested_tensor([TENSOR[0], TENSOR[1, 2:]]),
+        "negative": lambda: torch._neg_view(TENSOR),
+    }[kind]()
+
+    def result():
+        try:
+            return getattr(home, function)(tensor, mean=MEAN, std=STD)
+        except Exception as error:
+            return type(error), str(error)
+
+    expected = result()
+    with deferral:
+        functional.to_tensor(image_of("RGB"))
+        made.clear()
+        got = result()
+    assert made == [None]
+    assert torch.equal(got, expected) if kind == "negative" else got == expected
+
+
 OTHERS = {name: rest for name, *rest in no_other()}
 
 

@@ -23,7 +23,19 @@ import torch.utils.dlpack
 from PIL import Image
 
 from fastload import _core
-from fastload.deferred import at_once, canvas, colors, copies, decoding, joins, memory, rearranged, resizes, stacks
+from fastload.deferred import (
+    at_once,
+    canvas,
+    colors,
+    compiled,
+    copies,
+    decoding,
+    joins,
+    memory,
+    rearranged,
+    resizes,
+    stacks,
+)
 from fastload.deferred.content import Content, take_painted_s
 from fastload.deferred.geometry import SIDE_MIN, strides_of
 from fastload.deferred.picked import picked_of
@@ -155,8 +167,8 @@ class Deferral:
         resizes.install()
         self.recorder = CallRecorder()
         self.deferred = 0
-        self._thread = self._told = 0
-        self._records = self._is_prepared = self._normalizes = False
+        self._thread = self._told = self._away_for = 0
+        self._records = self._is_prepared = self._normalizes = self._compiles = False
         self._tables: dict[Any, tuple[torch.Tensor, bool, bool] | None] = {}
         self._values: dict[Any, at_once.Values | None] = {}
         self._replaced = lazy_functions.Replacements()
@@ -224,8 +236,22 @@ class Deferral:
 
     def _record(self) -> None:
         self._prepare()
+        if not self._compiles and compiled.is_imported():
+            self._compiles = True
+            for home, function, new in compiled.functions(self._leave, self._come_back):
+                self._replaced.replace(home, function, new)
         if not self._records:
             self._records = True
+            self.recorder.__enter__()
+
+    def _leave(self, frame: int) -> None:
+        if self._records and not self._away_for and self._thread == threading.get_ident():
+            self._away_for = frame
+            self.recorder.__exit__()
+
+    def _come_back(self, frame: int) -> None:
+        if self._away_for == frame:
+            self._away_for = 0
             self.recorder.__enter__()
 
     take_painted_s = staticmethod(take_painted_s)
@@ -243,7 +269,7 @@ class Deferral:
     def __exit__(self, *error: object) -> None:
         self._thread = 0
         if self._records:
-            self._records = False
+            self._records, self._away_for = False, 0
             self.recorder.__exit__(*error)
 
     def _is_on(self) -> bool:

@@ -110,7 +110,7 @@ def _recording(original: Any, recorder: CallRecorder, is_on: Callable[[], bool])
         planar = content.planar or is_planar
         made = Content((content.images[0].changed(*step),), content.table, planar)
         height, width = content.image_size
-        key = original, type(value), content.planar, "twice" in step[1], height * width > EXACT_PIXELS
+        key = original, content.planar, "twice" in step[1], height * width > EXACT_PIXELS
         return recorded(recorder, key, made, 3, torch.Tensor, lambda: original(painted_as(tensor, content), value))
 
     @functools.wraps(original)

@@ -391,8 +391,7 @@ class Deferral:
         key = self._key_of(kind, image.mode)
         if key not in self._values:
             known = self._table(original, key)
-            is_torchs = known is not None and known[2]  # else a NumPy array's memory
-            self._values[key] = at_once.Values(known[0], planar=known[1]) if known and is_torchs else None
+            self._values[key] = at_once.Values(known[0], planar=known[1]) if known and known[2] else None  # NumPy's
             self._replace_normalize()
         values = self._values[key]
         return None if values is None else values.of(image)

@@ -10,6 +10,7 @@ from torchvision.transforms import _functional_tensor, functional
 from torchvision.transforms import transforms as v1
 from torchvision.transforms.v2.functional import _misc
 
+from fastload import _core
 from fastload.deferred import at_once, memory
 from fastload.deferred.functions import LEVELS_MIN_BYTES, Deferral
 from fastload.lazy import images as lazy_images
@@ -70,7 +71,7 @@ def outcome(function, *arguments, **rest):
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.float16])
 @pytest.mark.parametrize("mode", ["RGB", "L"])
-def test_small_images_become_torchs_tensors(deferral, made, monkeypatch, mode, dtype):
+def test_small_images_become_torchs_tensors(deferral, made, mode, dtype):
     image = image_of(mode)
     torch.set_default_dtype(dtype)
     try:
@@ -272,6 +273,21 @@ def test_a_method_replaced_by_the_user_is_called(deferral, made, monkeypatch):
     expected = seen(functional.to_tensor.__wrapped__(image))
     with deferral:
         assert seen(functional.to_tensor(image)) == expected
+
+
+def test_levels_table_and_memory_must_fit():
+    table = torch.arange(768, dtype=torch.int32).reshape(3, 256).numpy()
+    out = bytearray(8 * 12)
+    _core.look_up_bytes(bytes(6), table, memoryview(out)[:24], True)
+    for levels, memory_of_values in (
+        (bytes(5), memoryview(out)[:20]),
+        (bytes(6), memoryview(out)[:28]),
+        (bytes(6), memoryview(out)[1:25]),
+    ):
+        with pytest.raises(ValueError, match="must fit"):
+            _core.look_up_bytes(levels, table, memory_of_values, True)
+    with pytest.raises(BufferError):
+        _core.look_up_bytes(bytes(6), table, bytes(24), True)
 
 
 def test_few_constants_are_kept(monkeypatch):

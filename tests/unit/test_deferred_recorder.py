@@ -507,6 +507,15 @@ def test_inference_and_other_modes_may_alternate(monkeypatch, deferral, first):
                 assert same_bits(made, like)
 
 
+def test_tables_of_inference_mode_are_used_in_it_alone():
+    values = torch.full((3, 256), 0.123)
+    with torch.inference_mode():
+        kept = recorder.shared_table(values + 0)
+        assert recorder.shared_table(values + 0) is kept
+    assert kept.is_inference()
+    assert not recorder.shared_table(values + 0).is_inference()
+
+
 def test_normalize_is_recorded_as_one_call(monkeypatch, deferral):
     of = content(fills=False)
     kept = deferred(of)

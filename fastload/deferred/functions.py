@@ -171,7 +171,7 @@ class Deferral:
         self._records = self._is_prepared = self._normalizes = self._compiles = False
         self._tables: dict[Any, tuple[torch.Tensor, bool, bool] | None] = {}
         self._values: dict[Any, at_once.Values | None] = {}
-        self._replaced = lazy_functions.Replacements()
+        self._makers, self._replaced = lazy_functions.Replacements(), lazy_functions.Replacements()
         self._trials: defaultdict[Any, DeferralTrial] = defaultdict(DeferralTrial)
 
     def install_decoding(self) -> None:
@@ -179,18 +179,22 @@ class Deferral:
         decoding.replace_operators(self._replaced.replace, self._decode)
 
     def install(self) -> None:
-        """Replace the functions that make tensors of images, unless they are patched."""
+        """Replace the functions that make tensors of images, unless they are patched or replaced already."""
         for name in _PLACES:
             module = sys.modules.get(name)
             for function in _NAMES:
                 original = getattr(module, function, None)
                 if is_written_in(original, _HOME) and original.__name__ == function:
-                    lazy_functions.replace(module, function, self._in_place_of(original))
+                    self._makers.replace(module, function, self._in_place_of(original))
         home, processor, function = _OF_A_PROCESSOR
         holder = getattr(sys.modules.get(home), processor, None)
         original = None if holder is None else vars(holder).get(function)
         if is_written_in(original, home):
-            lazy_functions.replace(holder, function, self.in_place_of_method(original))
+            self._makers.replace(holder, function, self.in_place_of_method(original))
+
+    def uninstall(self) -> None:
+        """Put them back."""
+        self._makers.undo()
 
     def _prepare(self) -> None:
         """Replace what gets deferred tensors and does not come by the recorder, for good."""

@@ -88,6 +88,7 @@ class _Known:
 
 _known: _Known
 _also: Callable[[], None]
+_undo: Callable[[], None] = lambda: None
 _pillow: ByPillow
 
 
@@ -490,21 +491,22 @@ def pass_rule() -> str:
     return _known.pass_rule
 
 
-def install(also: Callable[[], None] = lambda: None) -> bool:
+def install(also: Callable[[], None] = lambda: None, undo: Callable[[], None] = lambda: None) -> bool:
     """Make images of this process lazy, from its first file or large image on.
 
     The file is JPEG, PNG or WebP; the image, of another library's pixels, is RGB and resized.
 
     Args:
         also: Called when they become so.
+        undo: Called when they are so no more.
 
     Returns:
         What :func:`prepare` does.
     """
-    global _pillow, _also
+    global _pillow, _also, _undo
     if not prepare():
         return False
-    _also = also
+    _also, _undo = also, undo
     _pillow = ByPillow(_known.pass_rule, COMPARED, _give_up, _load_as_ever)
     for name, method in _FIRST.items():
         cls, attribute, _ = _METHODS[name]
@@ -522,6 +524,7 @@ def uninstall() -> None:
             setattr(cls, attribute, _known.originals[name])
     if _known.functions is not None:
         _known.functions.uninstall()
+    _undo()
 
 
 def _give_up() -> None:

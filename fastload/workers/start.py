@@ -256,9 +256,10 @@ def install_lazy_images(deferred: bool) -> Deferral | None:
     from fastload.lazy import images as lazy_images
 
     deferral = _deferral() if deferred and _has_torchvision() else None
-    if not lazy_images.install(*() if deferral is None else (deferral.install,)):
+    if not lazy_images.install(*() if deferral is None else (deferral.install, deferral.uninstall)):
         return None
     if deferral is not None:
+        deferral.install()  # for images made of arrays; again with the first file, when more may be imported
         deferral.install_decoding()
     return deferral
 

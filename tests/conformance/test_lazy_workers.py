@@ -58,6 +58,26 @@ def test_images_are_lazy_in_our_workers_only(engine):
     assert Image.Image.crop.__module__ == "PIL.Image"
 
 
+class Arrays(Dataset):
+    """Tensors of images that no file has, and whether torchvision's own function makes them."""
+
+    def __len__(self):
+        return 3
+
+    def __getitem__(self, index):
+        image = Image.fromarray(np.random.default_rng(index).integers(0, 256, (28, 28, 3), np.uint8))
+        sample = v1.Compose([v1.ToTensor(), v1.Normalize(MEAN, STD)])(image)
+        return sample, hasattr(v1.functional.to_tensor, "__wrapped__")
+
+
+def test_images_of_arrays_become_tensors_at_once_in_our_workers():
+    torchs, own = DataLoader(Arrays(), 3), FastLoader(Arrays(), 3, num_workers=1, device="cpu")
+    (expected, [*replaced]), (batch, [*replaced_in_worker]) = next(iter(torchs)), next(iter(own))
+    own.close()
+    assert_same(batch, expected)
+    assert (replaced, replaced_in_worker) == ([False] * 3, [True] * 3)
+
+
 class Recorded(Dataset):
     """Whether calls are recorded, and deferred tensors looked for; makes one at sample 2."""
 

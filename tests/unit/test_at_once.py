@@ -23,8 +23,8 @@ TENSOR = torch.randn(3, 20, 30, generator=torch.Generator().manual_seed(0))
 
 @pytest.fixture
 def deferral():
-    assert lazy_images.install()
     made = Deferral()
+    assert lazy_images.install(undo=made.uninstall)
     made.install()
     yield made
     made._replaced.undo()
@@ -229,6 +229,15 @@ def test_nothing_is_made_once_results_have_differed(deferral, made):
     with deferral:
         functional.to_tensor(image_of("RGB"))
     assert not made
+
+
+def test_nothing_is_made_once_images_are_lazy_no_more(deferral):
+    own = functional.to_tensor
+    deferral.install()
+    assert functional.to_tensor is own  # not replaced twice
+    with pytest.warns(RuntimeWarning, match="lazy no more"):
+        lazy_images._give_up()
+    assert functional.to_tensor is own.__wrapped__
 
 
 @pytest.mark.parametrize("home", [_functional_tensor, _misc])

@@ -51,7 +51,7 @@ def deferral(monkeypatch):
     monkeypatch.setattr(canvas, "MIN_BYTES", 1)
     monkeypatch.setattr(Image.Image, "im", vars(Image.Image)["im"])  # which stays replaced for images that are pending
     made = Deferral()
-    lazy_images.install(made.install)
+    lazy_images.install(made.install, made.uninstall)
     opened()  # from the first file on
     yield made
     made._replaced.undo()

@@ -656,6 +656,7 @@ def test_a_patch_with_the_names_of_a_function_stays(monkeypatch, deferral, lazy)
     monkeypatch.setattr(_functional_tensor, "normalize", patch_of_values)
     deferral.install()
     assert functional_of_pillow.to_tensor is patch
+    deferral.uninstall()
     deferral._prepare()
     assert _functional_tensor.normalize is patch_of_values
 

@@ -50,7 +50,7 @@ def test_busy_share_is_half_when_half_the_time_is_slept_away() -> None:
             torch.cuda.synchronize()
             time.sleep(start.elapsed_time(end) / 1e3)
 
-    assert summarize(*profiled(lambda: advance(10), lambda: advance(2))).busy_share == pytest.approx(0.5, abs=0.05)
+    assert summarize(*profiled(lambda: advance(10), lambda: advance(2))).busy_share == pytest.approx(0.5, abs=0.1)
 
 
 def test_copies_are_seen_on_any_stream() -> None:

@@ -132,7 +132,7 @@ def test_the_driver_tells_a_busy_gpu_from_an_idle_one(sleeps):
         until = time.monotonic() + 4.0
         for _ in loader:
             began = time.monotonic()
-            for _ in range(32):  # some 80 ms, beside which launching and waiting are short
+            for _ in range(16):  # some 40 ms, beside which launching and waiting are short
                 square @ square
             torch.cuda.synchronize()
             if sleeps:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import warnings
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, ClassVar, Final
 
 import numpy as np
@@ -22,7 +22,7 @@ from fastload.deferred.memory import READ, WRITE, view_of
 from fastload.lazy.files import ROOM
 from fastload.lazy.images import TARGET_MAX, pass_rule
 from fastload.lazy.pixels import COMPARED, File, Library, Pending
-from fastload.pipeline.installed.decodes import decodes_as
+from fastload.pipeline.installed.decodes import subsamplings_as
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -69,9 +69,14 @@ def replace_operators(replace: Callable[[Any, str, Any], None], make: Callable[.
 
 @dataclass
 class ByTorchvision(Library):
-    """torchvision."""
+    """torchvision, whose libjpeg may be older than Pillow's.
+
+    Attributes:
+        subsamplings: Chroma subsamplings that it decodes to the core's pixels.
+    """
 
     name: ClassVar = "torchvision"
+    subsamplings: frozenset[str] = field(default=frozenset(), init=False)
 
     def make(self, pending: Pending) -> NDArray[np.uint8]:  # noqa: D102
         return pending.stepped(pending.of(_decoded(pending.file.data)))
@@ -89,7 +94,7 @@ def _decoded(data: bytes) -> NDArray[np.uint8]:
 def _library() -> ByTorchvision:
     """Compare what torchvision decodes with the core, once per process."""
     library = ByTorchvision(pass_rule(), COMPARED, _warn)
-    library.differs = not decodes_as(_decoded)
+    library.subsamplings = subsamplings_as(_decoded)
     return library
 
 
@@ -130,8 +135,10 @@ def pending_of(data: Any, mode: Any, apply_exif_orientation: Any = False) -> Pen
     if not _is_file(data) or (library := _library()).differs:
         return None
     held = view_of(data, READ)
-    status, _, _, width, height, channels, *_ = _core.jpeg_header(held)
-    if status != "ok" or channels != 3 or min(width, height) < SIDE_MIN or width * height > TARGET_MAX:
+    status, _, _, width, height, channels, subsampling, *_ = _core.jpeg_header(held)
+    if status != "ok" or channels != 3 or subsampling not in library.subsamplings:
+        return None
+    if min(width, height) < SIDE_MIN or width * height > TARGET_MAX:
         return None
     if len(held) > 3 * width * height + ROOM:
         return None

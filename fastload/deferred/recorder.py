@@ -432,7 +432,7 @@ def pointwise(recorder: CallRecorder, func: Any, args: tuple[Any, ...], kwargs: 
             raise
         return UNKNOWN
     made = content.with_values(table, fills)
-    stride = tensor.stride() if _is_one_with_channels_last(tensor) else None
+    stride = (3, 1, 3 * tensor.shape[-1], 3) if _is_one_with_channels_last(tensor) else None
     key = func, tensor.dim(), content.planar, content.table.dtype, stride is None
 
     def by_torch() -> Any:
@@ -461,15 +461,15 @@ def called_on_levels(recorder: CallRecorder, func: Any, args: tuple[Any, ...], k
 
 
 def _is_one_with_channels_last(tensor: Any) -> bool:
-    """Whether it is ``image[None]``, whose stride torch's results have, too."""
+    """Whether it is ``image[None]``, or a crop of it, whose first stride torch's results have, too."""
     if tensor.dim() != 4 or tensor.shape[0] != 1:
         return False
-    *_, width = tensor.shape
-    return tuple(tensor.stride()) == (3, 1, 3 * width, 3)
+    image, channel, row, column = tensor.stride()
+    return (image, channel, column) == (3, 1, 3) and row >= 3 * tensor.shape[-1]
 
 
 def _part_of_values(tensor: Any) -> tuple[Any, Content, bool] | None:
-    """See :func:`part_of_tensor`; for functions whose results have a tensor's own strides."""
+    """See :func:`part_of_tensor`; for functions whose results have a tensor's order of strides."""
     return part_of_tensor(tensor[0] if _is_one_with_channels_last(tensor) else tensor)
 
 
@@ -657,14 +657,15 @@ def small_ordinary(tensor: Any, content: Content) -> Any:
 def painted_as(tensor: Any, content: Content) -> Any:
     """An ordinary tensor with another's type and shape that holds a content.
 
-    If it is no mask, it has no gaps.
+    If it is neither a mask nor one of a batch, it has no gaps.
     """
     if content.channels == 1:
         real = torch.empty_strided(tensor.shape, tensor.stride(), dtype=content.table.dtype, device="cpu")
         gapless = painted(content, torch.empty(tensor.shape, device="meta"))
         return real.copy_(gapless).as_subclass(type(tensor))
     if _is_one_with_channels_last(tensor):
-        return painted_as(tensor[0], content)[None]
+        real = torch.empty_strided(tensor.shape, tensor.stride(), dtype=content.table.dtype, device="cpu")
+        return real.copy_(painted_as(tensor[0], content)[None]).as_subclass(type(tensor))
     return painted(content, ordinary(tensor, tuple(tensor.shape), content)).as_subclass(type(tensor))
 
 

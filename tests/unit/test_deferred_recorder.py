@@ -45,6 +45,8 @@ CALLS = {
     "stack": lambda x: torch.stack([x, x * 2]),
     "batches in one": lambda x: torch.cat([torch.stack([x, x.flip(-1)]), torch.stack([x])])[1:],
     "one of a batch": lambda x: x[None].to(torch.float64).sub(1).div_(3),
+    "crop of one of a batch": lambda x: x[None][:, :, 3:40, 5:-2].to(torch.float64),
+    "crop of one of a batch, plus one": lambda x: x[None][:, :, 3:40, 5:-2] + 1,
     "views of a stack": lambda x: torch.stack([x * 2, x * 2])[1] + 1,
 }
 

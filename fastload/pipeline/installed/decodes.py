@@ -160,27 +160,29 @@ def _webp() -> type[ImageFile.ImageFile]:
     return type("WebPProbe", (WebPImageFile,), {name: method})
 
 
-def decodes_as(decode: Callable[[bytes], NDArray[np.uint8]]) -> bool:
-    """Whether another library decodes JPEG files to the pixels that the core makes.
+def subsamplings_as(decode: Callable[[bytes], NDArray[np.uint8]]) -> frozenset[str]:
+    """Find which chroma subsamplings of JPEG another library decodes to the pixels that the core makes.
 
     Args:
         decode: Decodes a whole file by that library, ``(H, W, 3)``.
     """
     from fastload import _core
 
-    for name in SUBSAMPLINGS:
-        for file in (probe(name), *_larger_probes(name)):
-            expected = decode(file)
-            out = np.empty(expected.shape, np.uint8)
-            status, *_ = _core.decode(file, out[None], (0, 0, *out.shape[:2], 0, 0, 0, 0, 0, 0, 0, 0))
-            if status == "ok" and not np.array_equal(out, expected):
-                return False
-    return True
+    def is_alike(file: bytes) -> bool:
+        expected = decode(file)
+        out = np.empty(expected.shape, np.uint8)
+        status, *_ = _core.decode(file, out[None], (0, 0, *out.shape[:2], 0, 0, 0, 0, 0, 0, 0, 0))
+        return status == "ok" and np.array_equal(out, expected)
+
+    return frozenset(name for name in SUBSAMPLINGS if all(map(is_alike, _files_of(name))))
 
 
 def _decodes_alike(subsampling: str) -> bool:
-    files = (probe(subsampling), *_larger_probes(subsampling))
-    return all(_file_decodes_alike(file, JpegImageFile) for file in files)
+    return all(_file_decodes_alike(file, JpegImageFile) for file in _files_of(subsampling))
+
+
+def _files_of(subsampling: str) -> tuple[bytes, ...]:
+    return probe(subsampling), *_larger_probes(subsampling)
 
 
 def _larger_probes(subsampling: str) -> list[bytes]:

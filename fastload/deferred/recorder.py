@@ -461,7 +461,7 @@ def called_on_levels(recorder: CallRecorder, func: Any, args: tuple[Any, ...], k
 
 
 def _is_one_with_channels_last(tensor: Any) -> bool:
-    """Whether it is ``image[None]``, or a crop of it, whose first stride torch's results have, too."""
+    """Whether it is ``image[None]``, whose first stride results keep, or a crop of it."""
     if tensor.dim() != 4 or tensor.shape[0] != 1:
         return False
     image, channel, row, column = tensor.stride()
@@ -469,7 +469,7 @@ def _is_one_with_channels_last(tensor: Any) -> bool:
 
 
 def _part_of_values(tensor: Any) -> tuple[Any, Content, bool] | None:
-    """See :func:`part_of_tensor`; for functions whose results have a tensor's order of strides."""
+    """See :func:`part_of_tensor`; for functions whose results keep the order of strides."""
     return part_of_tensor(tensor[0] if _is_one_with_channels_last(tensor) else tensor)
 
 

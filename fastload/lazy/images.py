@@ -88,7 +88,7 @@ class _Known:
 
 _known: _Known
 _also: Callable[[], None]
-_undo: Callable[[], None] = lambda: None
+_undo: Callable[[], None] | None = None
 _pillow: ByPillow
 
 
@@ -524,7 +524,8 @@ def uninstall() -> None:
             setattr(cls, attribute, _known.originals[name])
     if _known.functions is not None:
         _known.functions.uninstall()
-    _undo()
+    if _undo is not None:
+        _undo()
 
 
 def _give_up() -> None:

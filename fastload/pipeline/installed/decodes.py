@@ -161,7 +161,7 @@ def _webp() -> type[ImageFile.ImageFile]:
 
 
 def subsamplings_as(decode: Callable[[bytes], NDArray[np.uint8]]) -> frozenset[str]:
-    """Find which chroma subsamplings of JPEG another library decodes to the pixels that the core makes.
+    """Find the chroma subsamplings that another library decodes as the core does.
 
     Args:
         decode: Decodes a whole file by that library, ``(H, W, 3)``.

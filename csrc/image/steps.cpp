@@ -87,6 +87,14 @@ class Work {
         become(next);
         return true;
       }
+      case Kind::gather: {
+        const PixelPlaces& places = *step.places;
+        if (places.height != image_.height || places.width != image_.width) return false;
+        const Image next = other(image_.height, image_.width);
+        gather(image_, next, places, step.fill);
+        become(next);
+        return true;
+      }
       case Kind::gaussian_blur: gaussian_blur(own(), step.radii[0], step.radii[1]); return true;
       case Kind::crop:
         if (!fits(step, image_.height, image_.width)) return false;

@@ -32,6 +32,7 @@ _OF_PIXELS: Final = frozenset(
     [
         *("brightness", "saturation", "hue", "grayscale", "invert", "posterize", "solarize"),
         *("torch_brightness", "torch_saturation", "torch_hue", "torch_permute"),
+        *("torch_invert", "torch_posterize", "torch_solarize"),
     ]
 )
 """Steps that change each pixel by itself."""

@@ -17,6 +17,11 @@ _EXAMPLES: Final[dict[str, tuple[dict[str, Any], ...]]] = {
     "torch_saturation": ({"value": 0.6}, {"value": 1.4}),
     "torch_hue": ({"value": -0.31}, {"value": 0.04}, {"value": 0.5}),
     "torch_permute": ({"order": (2, 0, 1)}, {"order": (0, 2, 1)}),
+    "torch_invert": ({},),
+    "torch_posterize": ({"value": 3.0}, {"value": 6.0}),
+    "torch_solarize": ({"value": 128.0}, {"value": 179.0}),
+    "torch_autocontrast": ({},),
+    "torch_equalize": ({},),
 }
 
 TAIL: Final = 16

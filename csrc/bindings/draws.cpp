@@ -132,6 +132,7 @@ constexpr std::pair<const char*, Step::Kind> kSteps[] = {
     {"torch_brightness", Step::Kind::torch_brightness},
     {"torch_contrast", Step::Kind::torch_contrast},
     {"torch_saturation", Step::Kind::torch_saturation},
+    {"torch_sharpness", Step::Kind::torch_sharpness},
     {"torch_hue", Step::Kind::torch_hue},
     {"torch_permute", Step::Kind::permute},
     {"torch_grayscale", Step::Kind::torch_grayscale},

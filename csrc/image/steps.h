@@ -31,6 +31,7 @@ struct Step {
     torch_brightness,    // value
     torch_contrast,      // value, twice, planar
     torch_saturation,    // value
+    torch_sharpness,     // value
     torch_hue,           // value: the factor
     permute,             // order
     torch_grayscale,     //

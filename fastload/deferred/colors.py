@@ -24,6 +24,7 @@ from fastload.pipeline.installed.tensor_colors import (
     TAIL,
     colors_alike,
     rounded_twice,
+    rounds_sharpness_alike,
     sums_alike,
 )
 
@@ -45,9 +46,7 @@ _METHODS: Final = (
 _LARGEST_FACTOR: Final = 1e9  # float32 has no infinities or NaN below
 
 
-def _factor(
-    kind: str, low: float, high: float, types: tuple[type, ...] = (int, float)
-) -> Callable[[Any, Content], Node | None]:
+def _factor(kind: str, low: float, high: float, types: tuple[type, ...] = (int, float)) -> Callable[..., Node | None]:
     def read(_: object, content: Content, value: Any) -> Node | None:
         return (kind, {"value": float(value)}) if type(value) in types and low <= value <= high else None
 
@@ -64,6 +63,15 @@ def _contrast(original: Any, content: Content, value: Any) -> Node | None:
     if twice is None or (pixels > EXACT_PIXELS and not sums_alike(torch.backends.cpu.get_cpu_capability())):
         return None
     return (node[0], {**node[1], "twice": twice, "planar": content.planar}) if twice else node
+
+
+def _sharpness(original: Any, content: Content, value: Any) -> Node | None:
+    node = _factor("torch_sharpness", 0, _LARGEST_FACTOR)(original, content, value)
+    if node is None or min(content.image_size) <= 2 or torch.is_autocast_enabled("cpu"):
+        return None
+    conv = getattr(torch.backends.mkldnn, "conv", None)  # whose sums are rounded: 1 / 26 off is too much
+    is_exact = getattr(conv, "fp32_precision", "none") in ("none", "ieee")
+    return node if is_exact and rounds_sharpness_alike(float(value)) else None
 
 
 def _order(_: object, content: Content, value: Any) -> Node | None:
@@ -84,7 +92,7 @@ def _threshold(_: object, content: Content, value: Any) -> Node | None:
     return "torch_solarize", {"value": float(math.ceil(np.float32(value)))}  # as which torch compares levels
 
 
-def _nothing(kind: str) -> Callable[[Any, Content], Node | None]:
+def _nothing(kind: str) -> Callable[..., Node | None]:
     return lambda _, content: (kind, {})
 
 
@@ -92,6 +100,7 @@ FUNCTIONS: Final[dict[str, tuple[Callable[..., Node | None], bool]]] = {
     "adjust_brightness_image": (_factor("torch_brightness", 0, _LARGEST_FACTOR, (float,)), False),  # ints wrap
     "adjust_contrast_image": (_contrast, False),
     "adjust_saturation_image": (_factor("torch_saturation", 0, _LARGEST_FACTOR), False),
+    "adjust_sharpness_image": (_sharpness, False),
     "adjust_hue_image": (_factor("torch_hue", -0.5, 0.5), True),
     "permute_channels_image": (_order, True),
     "invert_image": (_nothing("torch_invert"), False),  # before what calls it
@@ -100,7 +109,7 @@ FUNCTIONS: Final[dict[str, tuple[Callable[..., Node | None], bool]]] = {
     "autocontrast_image": (_nothing("torch_autocontrast"), False),
     "equalize_image": (_nothing("torch_equalize"), True),
 }
-"""By name: reads function, content and the arguments beside the image into a step; whether channels end up outermost."""
+"""By name: what reads function, content and other arguments into a step; whether the result is planar anyway."""
 
 
 def functions(recorder: CallRecorder, is_on: Callable[[], bool]) -> Iterator[tuple[Any, str, Any]]:
@@ -142,7 +151,7 @@ def _arguments(function: FunctionType, given: tuple[Any, ...], rest: dict[str, A
 def _recording(
     original: Any,
     read: Callable[..., Node | None],
-    is_planar: bool,  # noqa: FBT001
+    is_planar: bool,
     recorder: CallRecorder,
     is_on: Callable[[], bool],
 ) -> Any:

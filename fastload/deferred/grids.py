@@ -53,7 +53,10 @@ FUNCTIONS: Final[dict[str, tuple[Callable[..., Node | None], bool]]] = {
 
 def _step(original: Any, content: Content, interpolation: Any, fill: Any, values: tuple[Any, ...]) -> Node | None:
     height, width = content.image_size
-    if interpolation not in (InterpolationMode.NEAREST, InterpolationMode.NEAREST.value, 0) or height * width >= _NUMBERED_MAX:
+    if (
+        interpolation not in (InterpolationMode.NEAREST, InterpolationMode.NEAREST.value, 0)
+        or height * width >= _NUMBERED_MAX
+    ):
         return None
     if not all(map(_is_plain, values)) or torch.is_autocast_enabled("cpu"):
         return None

@@ -112,7 +112,7 @@ class File:
     """The bytes of a JPEG file that several images may share.
 
     Attributes:
-        has_gained: Whether a tensor of its pixels was sent before they were made, or became one of floats.
+        has_gained: Whether a tensor of its pixels was sent before they were made, or floats were computed of them.
     """
 
     is_decoded: ClassVar = False

@@ -39,7 +39,7 @@ def _affine(original: Any, content: Content, /, *values: Any) -> Node | None:
 
 def _rotation(original: Any, content: Content, /, *values: Any) -> Node | None:
     angle, interpolation, expand, center, fill = values
-    if type(angle) not in (int, float) or angle % 90 == 0 or expand is not False:
+    if angle % 90 == 0 or expand is not False:
         return None  # a turn, whose layout is another
     return _step(original, content, interpolation, fill, (angle, InterpolationMode.NEAREST, expand, center, None))
 

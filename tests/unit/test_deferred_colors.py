@@ -174,7 +174,7 @@ def test_random_distortions_are_torchvisions(deferral, distort):
     assert not deferral.recorder.is_off
 
 
-@pytest.mark.parametrize("threshold", [0, 1, 77, 77.25, 128.0, 254.999999999, 255])
+@pytest.mark.parametrize("threshold", [0, 1, 77, 77.0000001, 77.25, 128.0, 254.999999999, 255])
 def test_thresholds_are_torchs(deferral, threshold):
     pixels = np.arange(256 * 192, dtype=np.uint32).astype(np.uint8).reshape(128, 128, 3)
     of = Content((of_levels(pixels, (0, 0, 128, 128)),), shared_table(IDENTITY), planar=False)
@@ -240,7 +240,9 @@ def test_places_are_kept_by_settings(deferral):
             torch.set_float32_matmul_precision(precision)
             CHANGES["shear"](deferred(content(), single=True))
             CHANGES["shear"](deferred(content(), single=True))
-    assert grids._kept_places.cache_info().misses == 2
+        torch.set_num_threads(2)
+        CHANGES["shear"](deferred(content(), single=True))
+    assert grids._kept_places.cache_info().misses == 3
 
 
 def test_autocast_is_left_to_torchvision(deferral):
@@ -249,6 +251,45 @@ def test_autocast_is_left_to_torchvision(deferral):
         with torch.autocast("cpu"):
             made = [CHANGES[name](deferred(content(), single=True)) for name in ("rotation", "sharpness")]
     assert not any(map(is_deferred, made))
+    assert not deferral.recorder.is_off
+
+
+def test_an_image_without_an_inside_is_returned(deferral):
+    pixels = np.zeros((2, 128, 3), np.uint8)
+    with deferral:
+        deferral._record()
+        x = deferred(Content((of_levels(pixels, (0, 0, 128, 2)),), shared_table(IDENTITY), planar=True), single=True)
+        assert functional.adjust_sharpness(x, 0.73) is x
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        lambda x: _geometry.rotate_image(x, 9.0, angle=9.0),
+        lambda x: _geometry.rotate_image(x, 9.0, turn=9.0),
+        lambda x: _geometry.rotate_image(x),
+        lambda x: _color.invert_image(x, 3),
+    ],
+)
+def test_arguments_that_do_not_fit_are_torchvisions_errors(deferral, call):
+    with deferral:
+        deferral._record()
+        x = deferred(content(), single=True)
+        with pytest.raises(TypeError, match="argument"):
+            call(x)
+
+
+def test_places_of_large_images_are_not_kept(deferral, monkeypatch):
+    grids._kept_places.cache_clear()
+    made = []
+    with deferral:
+        deferral._record()
+        monkeypatch.setattr(grids, "_KEPT_MAX", 47 * 47 - 1)
+        made.append(CHANGES["shear"](deferred(content(), single=True)))
+        monkeypatch.setattr(grids, "_NUMBERED_MAX", 47 * 47)
+        made.append(CHANGES["shear"](deferred(content(), single=True)))
+    assert [is_deferred(each) for each in made] == [True, False]
+    assert not grids._kept_places.cache_info().currsize
 
 
 @pytest.mark.parametrize("name", ["_affine_grid", "grid_sample"])

@@ -1,4 +1,7 @@
-"""Record torchvision's changes of deferred uint8 tensors as steps of their images: of colour, and of :mod:`grids`."""
+"""Record torchvision's changes of deferred uint8 tensors as steps of their images.
+
+Those of colour, and what :mod:`~fastload.deferred.grids` reads.
+"""
 
 from __future__ import annotations
 
@@ -128,7 +131,7 @@ def functions(recorder: CallRecorder, is_on: Callable[[], bool]) -> Iterator[tup
 
 
 def _globals_read(function: FunctionType, known: set[str]) -> set[str]:
-    """Add the names of a function's globals, and of those in its module that it calls, to known ones."""
+    """Add names of globals that a function reads, or others of its module for it."""
     space = function.__globals__
     for name in set(function.__code__.co_names) - known:
         if name in space:

@@ -1,6 +1,7 @@
-"""Record torchvision's rotations and affine transforms of deferred uint8 tensors as steps of their images.
+"""Read torchvision's rotations and affine transforms of uint8 tensors as steps of their images.
 
-Only with nearest neighbour, for which torch itself says where each pixel comes from: it transforms their numbers.
+Only with nearest neighbour: torch itself moves the numbers of an image's pixels once, and the core does the same with
+pixels.
 """
 
 from __future__ import annotations
@@ -90,7 +91,10 @@ def _hashable(value: Any) -> Any:
 
 
 def _places(original: Any, size: tuple[int, int], _: object, /, *values: Any) -> _core.PixelPlaces:
-    """Let torch move the numbers of an image's pixels, from 1 on: it puts 0 outside."""
+    """Let torch move the numbers of an image's pixels.
+
+    They begin with 1, as torch puts 0 outside.
+    """
     height, width = size
     moved = original(torch.arange(1, height * width + 1, dtype=torch.float32).view(1, height, width), *values)
     return _core.PixelPlaces(moved[0].to(torch.int32).sub_(1).contiguous().numpy())

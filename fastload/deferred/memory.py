@@ -245,7 +245,7 @@ def _bytes_of(storage: torch.UntypedStorage) -> torch.Tensor:
 
 
 def _is_computed(table: torch.Tensor) -> bool:
-    """Whether floats are not the levels themselves, to which torch converts an image in one pass."""
+    """Whether values are floats other than the levels, which torch makes in one pass."""
     with torch._C.DisableTorchFunction():
         return table.dtype.is_floating_point and not torch.equal(table, _LEVELS.to(table.dtype).expand_as(table))
 

@@ -1,4 +1,4 @@
-"""Changes of colour and affine transforms of deferred tensors are recorded as steps with torchvision's bits."""
+"""Changes of colour and affine transforms of deferred tensors become steps with torchvision's bits."""
 
 from __future__ import annotations
 

@@ -77,7 +77,10 @@ def rounded_twice(rest: int) -> int | None:
 
 @lru_cache(maxsize=64)
 def rounds_sharpness_alike(factor: float) -> bool:
-    """Whether fusing what sharpens levels changes none of them: which values torch's kernels fuse depends on places."""
+    """Whether sharpened levels are the same with one rounding and with two.
+
+    Which of their values torch's kernels round twice depends on places and layouts.
+    """
     level = np.arange(256, dtype=np.float32)
     change, share = level - level[:, None], np.float32(1.0 - factor)  # from each level to each smooth one
     once = (level[:, None] + change.astype(np.float64) * np.float64(share)).astype(np.float32)

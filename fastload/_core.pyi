@@ -41,6 +41,10 @@ def apply_steps(
     generator: Generator | None = None,
 ) -> bool: ...
 
+# Where an image takes its pixels from in one of its size: (H, W) int32, numbers of these row by row, -1 outside.
+class PixelPlaces:
+    def __init__(self, numbers: Any) -> None: ...
+
 # One image: a part of an encoded file, its size, flips and steps. With `levels`, (height, width), the file is these.
 class ImageProgram:
     def __init__(

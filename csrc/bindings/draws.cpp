@@ -132,6 +132,7 @@ constexpr std::pair<const char*, Step::Kind> kSteps[] = {
     {"torch_brightness", Step::Kind::torch_brightness},
     {"torch_contrast", Step::Kind::torch_contrast},
     {"torch_saturation", Step::Kind::torch_saturation},
+    {"torch_sharpness", Step::Kind::torch_sharpness},
     {"torch_hue", Step::Kind::torch_hue},
     {"torch_permute", Step::Kind::permute},
     {"torch_grayscale", Step::Kind::torch_grayscale},
@@ -147,6 +148,7 @@ constexpr std::pair<const char*, Step::Kind> kSteps[] = {
     {"rotate_270", Step::Kind::rotate_270},
     {"affine", Step::Kind::affine},
     {"perspective", Step::Kind::perspective},
+    {"torch_gather", Step::Kind::gather},
     {"gaussian_blur", Step::Kind::gaussian_blur},
     {"convolve", Step::Kind::convolve},
     {"pad", Step::Kind::pad},
@@ -208,6 +210,25 @@ std::shared_ptr<const std::vector<float>> weights_from(const nb::bytes& bytes) {
   auto weights = std::make_shared<std::vector<float>>(bytes.size() / sizeof(float));
   std::memcpy(weights->data(), bytes.data(), weights->size() * sizeof(float));
   return weights;
+}
+
+// Shared, as no thread that lets go of steps may need the GIL for it.
+struct BoundPlaces {
+  std::shared_ptr<const PixelPlaces> places;
+};
+
+BoundPlaces places_from(const nb::ndarray<const std::int32_t, nb::ndim<2>, nb::c_contig, nb::device::cpu>& numbers) {
+  constexpr std::size_t most = std::numeric_limits<std::int32_t>::max();
+  if (numbers.shape(0) > most || numbers.shape(1) > most || numbers.size() > most) {
+    throw nb::value_error("there must be at most 2**31 - 1 numbers");
+  }
+  const auto count = static_cast<std::int32_t>(numbers.size());
+  const std::int32_t *const begin = numbers.data(), *const end = begin + count;
+  if (!std::all_of(begin, end, [count](std::int32_t number) { return number >= -1 && number < count; })) {
+    throw nb::value_error("numbers must be those of pixels, or -1");
+  }
+  const auto height = static_cast<int>(numbers.shape(0)), width = static_cast<int>(numbers.shape(1));
+  return {std::make_shared<PixelPlaces>(PixelPlaces{height, width, {begin, end}})};
 }
 
 constexpr int kDeepest = 60;  // nesting of branches
@@ -296,6 +317,8 @@ DrawOp op_from(const std::string& kind, const nb::dict& fields, int depth) {
         op.step.radii = nb::cast<std::array<float, 2>>(value);
       } else if (name == "weights") {  // float32, row by row
         op.step.weights = weights_from(nb::cast<nb::bytes>(value));
+      } else if (name == "places") {
+        op.step.places = nb::cast<const BoundPlaces&>(value).places;
       } else if (name == "twice") {
         op.step.twice = nb::cast<unsigned>(value);
       } else if (name == "planar") {
@@ -447,6 +470,7 @@ std::vector<Step> steps_from(const nb::sequence& entries, int height, int width)
 void bind_draws(nb::module_& m) {
   m.def("apply_steps", &apply_to, "steps"_a, "image"_a.noconvert(), "out"_a.noconvert(),
         "pass_rule"_a = "horizontal_first", "generator"_a = nb::none());
+  nb::class_<BoundPlaces>(m, "PixelPlaces").def(nb::new_(&places_from), "numbers"_a.noconvert());
   nb::class_<RandomStream>(m, "RandomStream")
       .def(nb::new_([](nb::bytes state) {
              Generator generator;

@@ -100,7 +100,9 @@ class StagedSteps {
       case Kind::resize: return add_resize(step);
       case Kind::gaussian_filter: return add_filter(step);
       case Kind::convolve: return add_convolution(step);
+      case Kind::torch_sharpness:
       case Kind::torch_hue:
+      case Kind::gather:
       case Kind::permute: return false;  // no kernel does these
     }
     return false;

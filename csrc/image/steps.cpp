@@ -66,6 +66,7 @@ class Work {
       case Kind::torch_brightness: torch_brightness(own(), step.value); return true;
       case Kind::torch_contrast: torch_contrast(own(), step.value, step.twice, step.planar); return true;
       case Kind::torch_saturation: torch_saturation(own(), step.value); return true;
+      case Kind::torch_sharpness: torch_sharpness(own(), step.value); return true;
       case Kind::torch_hue: torch_hue(own(), step.value); return true;
       case Kind::permute: permute_channels(own(), step.order); return true;
       case Kind::torch_grayscale: torch_grayscale(own()); return true;
@@ -84,6 +85,14 @@ class Work {
       case Kind::perspective: {
         const Image next = other(image_.height, image_.width);
         transform_perspective(image_, next, step.coefficients, step.sampling, step.fill);
+        become(next);
+        return true;
+      }
+      case Kind::gather: {
+        const PixelPlaces& places = *step.places;
+        if (places.height != image_.height || places.width != image_.width) return false;
+        const Image next = other(image_.height, image_.width);
+        gather(image_, next, places, step.fill);
         become(next);
         return true;
       }

@@ -31,6 +31,7 @@ struct Step {
     torch_brightness,    // value
     torch_contrast,      // value, twice, planar
     torch_saturation,    // value
+    torch_sharpness,     // value
     torch_hue,           // value: the factor
     permute,             // order
     torch_grayscale,     //
@@ -42,6 +43,7 @@ struct Step {
     rotate_270,          //
     affine,              // matrix, sampling, fill
     perspective,         // coefficients, sampling, fill
+    gather,              // places, fill
     gaussian_blur,       // radii
     crop,                // box
     pad,                 // box: margins at the top and left, and the new size; mode, fill
@@ -60,6 +62,7 @@ struct Step {
   PadMode mode = PadMode::constant;
   Filter filter = Filter::bilinear;
   std::shared_ptr<const std::vector<float>> weights;
+  std::shared_ptr<const PixelPlaces> places;
   unsigned twice = 0;
   bool planar = false;
   ChannelOrder order{0, 1, 2};

@@ -110,6 +110,7 @@ std::string fault(const DrawOp& op) {
   if (op.step.kind == Step::Kind::convolve) {
     if (std::string reason = weights_fault(op.step); !reason.empty()) return reason;
   }
+  if (op.step.kind == Step::Kind::gather && op.step.places == nullptr) return "places are missing";
   if (op.kind == Kind::step && op.step.kind == Step::Kind::permute) {
     for (const int channel : op.step.order) {
       if (channel < 0 || channel > 2) return "a channel must be from 0 to 2";
@@ -211,6 +212,9 @@ struct GeometryBuilder {
         size = {size.height - box.top - box.height, size.width - box.left - box.width};
         box.height = size.height;
         box.width = size.width;
+        break;
+      case Step::Kind::gather:
+        if (step.places->height != size.height || step.places->width != size.width) return false;
         break;
       case Step::Kind::rotate_90:
       case Step::Kind::rotate_270: std::swap(size.height, size.width); break;

@@ -35,6 +35,8 @@ _view_of: Final[Any] = ctypes.pythonapi.PyMemoryView_FromMemory
 _view_of.argtypes = ctypes.c_void_p, ctypes.c_ssize_t, ctypes.c_int
 _view_of.restype = ctypes.py_object
 
+_LEVELS: Final = torch.arange(256)
+
 _DECODER = str(Path(__file__).with_name("decode_elsewhere.py"))
 
 
@@ -242,9 +244,15 @@ def _bytes_of(storage: torch.UntypedStorage) -> torch.Tensor:
     return torch.empty(0, dtype=torch.uint8).set_(storage)
 
 
+def _is_computed(table: torch.Tensor) -> bool:
+    """Whether values are floats other than the levels, which torch makes in one pass."""
+    with torch._C.DisableTorchFunction():
+        return table.dtype.is_floating_point and not torch.equal(table, _LEVELS.to(table.dtype).expand_as(table))
+
+
 def paint(memory: _core.DeferredMemory) -> None:
     """Paint a memory now, what the core does not take by Pillow."""
-    if memory.content.table.dtype.is_floating_point:  # made faster than torch would have
+    if _is_computed(memory.content.table):  # made faster than torch would have
         memory.content.note_gain()
     with stage("paint"):
         statuses = memory.paint()

@@ -32,6 +32,7 @@ _OF_PIXELS: Final = frozenset(
     [
         *("brightness", "saturation", "hue", "grayscale", "invert", "posterize", "solarize"),
         *("torch_brightness", "torch_saturation", "torch_hue", "torch_permute"),
+        *("torch_invert", "torch_posterize", "torch_solarize"),
     ]
 )
 """Steps that change each pixel by itself."""
@@ -111,7 +112,7 @@ class File:
     """The bytes of a JPEG file that several images may share.
 
     Attributes:
-        has_gained: Whether a tensor of its pixels was sent before they were made, or became one of floats.
+        has_gained: Whether a tensor of its pixels was sent before they were made, or floats were computed of them.
     """
 
     is_decoded: ClassVar = False

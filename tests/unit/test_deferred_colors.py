@@ -1,4 +1,4 @@
-"""Changes of colour of deferred tensors are recorded as steps, and give torchvision's bits."""
+"""Changes of colour and affine transforms of deferred tensors become steps with torchvision's bits."""
 
 from __future__ import annotations
 
@@ -9,10 +9,12 @@ from deferred_images import contrast_factors, deferred, expected, of_levels, pen
 from photos import jpeg
 from torchvision import tv_tensors
 from torchvision.transforms import v2
-from torchvision.transforms.v2 import functional
-from torchvision.transforms.v2.functional import _color, _utils
+from torchvision.transforms.v2 import InterpolationMode, functional
+from torchvision.transforms.v2.functional import _color, _geometry, _utils
 
+from fastload import _core
 from fastload._compare import same_bits
+from fastload.deferred import grids
 from fastload.deferred.content import Content, Fill
 from fastload.deferred.functions import Deferral
 from fastload.deferred.memory import content_to_send, is_deferred
@@ -20,7 +22,7 @@ from fastload.deferred.recorder import IDENTITY, shared_table
 from fastload.lazy import images as lazy_images
 from fastload.lazy.functions import Replacements
 from fastload.memory import unfilled
-from fastload.pipeline.installed.tensor_colors import TAIL, rounded_twice
+from fastload.pipeline.installed.tensor_colors import TAIL, rounded_twice, rounds_sharpness_alike
 
 DATA, SIZE = jpeg(0), (120, 90)
 CHANGES = {
@@ -30,6 +32,18 @@ CHANGES = {
     "hue": lambda x: functional.adjust_hue(x, hue_factor=-0.04),
     "channels": lambda x: functional.permute_channels(x, [2, 0, 1]),
     "drawn channels": lambda x: functional.permute_channels(x, torch.tensor([1, 2, 0])),
+    "inverse": functional.invert,
+    "bits": lambda x: functional.posterize(x, bits=3),
+    "levels above": lambda x: functional.solarize(x, threshold=178.5 if x.dtype == torch.uint8 else 0.7),
+    "all contrast": functional.autocontrast,
+    "equal levels": functional.equalize,
+    "sharpness": lambda x: functional.adjust_sharpness(x, sharpness_factor=0.73),
+    "more sharpness": lambda x: functional.adjust_sharpness(x, 1.27),
+    "shear": lambda x: functional.affine(x, angle=0.0, translate=[0, 0], scale=1.0, shear=[5.7, 0.0], center=[0, 0]),
+    "shift": lambda x: functional.affine(x, angle=0, translate=[-8, 3], scale=1.0, shear=[0.0, 0.0], fill=[2.5, 7, 0]),
+    "scale": lambda x: functional.affine(x, 20.0, [1, 2], 0.7, [3.0, -8.0], InterpolationMode.NEAREST, 3.5, None),
+    "rotation": lambda x: functional.rotate(x, -9.0, "nearest"),
+    "rotation off its centre": lambda x: functional.rotate(x, 150.0, fill=[90.0], center=(3, 50.5)),
 }
 CHAINS = {
     **CHANGES,
@@ -43,6 +57,8 @@ CHAINS = {
         functional.pad(CHANGES["contrast"](x), [9, 7, 11, 5], fill=[12.0, 3.5, 250.0]), 3, 4, 30, 50
     ).flip(-1),
     "floats": lambda x: functional.to_dtype(CHANGES["hue"](x), torch.float32, scale=True),
+    "a part, then a rotation": lambda x: CHANGES["rotation"](CHANGES["shear"](CHANGES["contrast"](x)[:, 3:34, 5:42])),
+    "a rotation, a part, sharpness": lambda x: CHANGES["sharpness"](CHANGES["rotation"](x)[:, 3:34, 5:42]).flip(-1),
 }
 
 
@@ -141,8 +157,9 @@ def test_the_last_values_are_rounded_as_torchs(deferral, planar):
         assert torch.equal(made, functional.adjust_contrast(like, factor))
 
 
-def test_random_distortions_are_torchvisions(deferral):
-    distort, of = v2.RandomPhotometricDistort(), content(planar=False)
+@pytest.mark.parametrize("distort", [v2.RandomPhotometricDistort(), v2.RandAugment(), v2.TrivialAugmentWide()])
+def test_random_distortions_are_torchvisions(deferral, distort):
+    of = content(planar=False)
     like = tv_tensors.Image(expected(of)[0])
     for seed in range(40):
         torch.manual_seed(seed)
@@ -154,6 +171,155 @@ def test_random_distortions_are_torchvisions(deferral):
         assert made.stride() == wanted.stride()
         assert same_bits(made.as_subclass(torch.Tensor), wanted.as_subclass(torch.Tensor))
     assert not deferral.recorder.painted_by
+    assert not deferral.recorder.is_off
+
+
+@pytest.mark.parametrize("threshold", [0, 1, 77, 77.0000001, 77.25, 128.0, 254.999999999, 255])
+def test_thresholds_are_torchs(deferral, threshold):
+    pixels = np.arange(256 * 192, dtype=np.uint32).astype(np.uint8).reshape(128, 128, 3)
+    of = Content((of_levels(pixels, (0, 0, 128, 128)),), shared_table(IDENTITY), planar=False)
+    with deferral:
+        deferral._record()
+        for _ in range(3):
+            made = functional.solarize(deferred(of, single=True), threshold)
+    assert is_deferred(made)
+    assert torch.equal(made, functional.solarize(expected(of)[0], threshold))
+
+
+def test_sharpness_that_fusing_changes_is_left_to_torchvision(deferral):
+    factor, of = 1.0 + float(torch.linspace(0.0, 0.9, 31)[29]), content()
+    assert not rounds_sharpness_alike(factor)
+    assert rounds_sharpness_alike(1.27)
+    with deferral:
+        deferral._record()
+        made = functional.adjust_sharpness(deferred(of, single=True), factor)
+    assert not is_deferred(made)
+    assert torch.equal(made, functional.adjust_sharpness(expected(of)[0], factor))
+
+
+@pytest.mark.skipif(not hasattr(torch.backends.mkldnn, "conv"), reason="this torch has one precision")
+def test_sharpness_of_short_sums_is_left_to_torchvision(deferral):
+    torch.backends.mkldnn.conv.fp32_precision = "bf16"
+    try:
+        with deferral:
+            deferral._record()
+            made = CHANGES["sharpness"](deferred(content(), single=True))
+    finally:
+        torch.backends.mkldnn.conv.fp32_precision = "none"
+    assert not is_deferred(made)
+
+
+LEFT = {
+    "bilinear": lambda x: functional.rotate(x, 9.0, InterpolationMode.BILINEAR),
+    "expanded": lambda x: functional.rotate(x, 9.0, expand=True),
+    "a quarter": lambda x: functional.rotate(x, 90.0),
+    "a fill that is no level": lambda x: functional.rotate(x, 9.0, fill=-3.0),
+    "an angle of NumPy's": lambda x: functional.rotate(x, np.float32(9.0)),
+    "all bits": lambda x: functional.posterize(x, bits=0),
+}
+
+
+@pytest.mark.parametrize("name", LEFT)
+def test_other_changes_are_left_to_torchvision(deferral, name):
+    of, change = content(planar=False), LEFT[name]
+    with deferral:
+        deferral._record()
+        made = [change(deferred(of, single=True)) for _ in range(3)]
+    assert not deferral.recorder.is_off
+    for each in made:
+        assert not is_deferred(each)
+        assert each.stride() == change(expected(of)[0]).stride()
+        assert torch.equal(each, change(expected(of)[0]))
+
+
+def test_places_are_kept_by_settings(deferral):
+    grids._kept_places.cache_clear()
+    with deferral:
+        deferral._record()
+        for precision in ("highest", "medium", "highest"):
+            torch.set_float32_matmul_precision(precision)
+            CHANGES["shear"](deferred(content(), single=True))
+            CHANGES["shear"](deferred(content(), single=True))
+        torch.set_num_threads(2)
+        CHANGES["shear"](deferred(content(), single=True))
+    assert grids._kept_places.cache_info().misses == 3
+
+
+def test_autocast_is_left_to_torchvision(deferral):
+    with deferral:
+        deferral._record()
+        with torch.autocast("cpu"):
+            made = [CHANGES[name](deferred(content(), single=True)) for name in ("rotation", "sharpness")]
+    assert not any(map(is_deferred, made))
+    assert not deferral.recorder.is_off
+
+
+def test_an_image_without_an_inside_is_returned(deferral):
+    pixels = np.zeros((2, 128, 3), np.uint8)
+    with deferral:
+        deferral._record()
+        x = deferred(Content((of_levels(pixels, (0, 0, 128, 2)),), shared_table(IDENTITY), planar=True), single=True)
+        assert functional.adjust_sharpness(x, 0.73) is x
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        lambda x: _geometry.rotate_image(x, 9.0, angle=9.0),
+        lambda x: _geometry.rotate_image(x, 9.0, turn=9.0),
+        lambda x: _geometry.rotate_image(x),
+        lambda x: _color.invert_image(x, 3),
+    ],
+)
+def test_arguments_that_do_not_fit_are_torchvisions_errors(deferral, call):
+    with deferral:
+        deferral._record()
+        x = deferred(content(), single=True)
+        with pytest.raises(TypeError, match="argument"):
+            call(x)
+
+
+def test_places_of_large_images_are_not_kept(deferral, monkeypatch):
+    grids._kept_places.cache_clear()
+    made = []
+    with deferral:
+        deferral._record()
+        monkeypatch.setattr(grids, "_KEPT_MAX", 47 * 47 - 1)
+        made.append(CHANGES["shear"](deferred(content(), single=True)))
+        monkeypatch.setattr(grids, "_NUMBERED_MAX", 47 * 47)
+        made.append(CHANGES["shear"](deferred(content(), single=True)))
+    assert [is_deferred(each) for each in made] == [True, False]
+    assert not grids._kept_places.cache_info().currsize
+
+
+@pytest.mark.parametrize("name", ["_affine_grid", "grid_sample"])
+def test_a_patched_part_of_a_transform_is_called(deferral, monkeypatch, name):
+    called, part = [], getattr(_geometry, name)
+    monkeypatch.setattr(_geometry, name, lambda *of, **more: called.append(of) or part(*of, **more))
+    with deferral:
+        deferral._record()
+        made = CHANGES["rotation"](deferred(content(), single=True))
+    assert called
+    assert not is_deferred(made)
+
+
+def test_places_are_those_of_pixels():
+    for number in (-2, 6):
+        numbers = np.zeros((2, 3), np.int32)
+        numbers[1, 2] = number
+        with pytest.raises(ValueError, match="numbers must be those of pixels, or -1"):
+            _core.PixelPlaces(numbers)
+    places = _core.PixelPlaces(np.array([[5, -1, 0], [3, 4, 1]], np.int32))
+    image, out = np.arange(18, dtype=np.uint8).reshape(2, 3, 3), np.zeros((2, 3, 3), np.uint8)
+    assert _core.apply_steps([("torch_gather", {"places": places, "fill": (7, 8, 9)})], image.copy(), out)
+    assert out.tolist() == [
+        [image[1, 2].tolist(), [7, 8, 9], image[0, 0].tolist()],
+        [*image[1, :2].tolist(), image[0, 1].tolist()],
+    ]
+    turned = np.zeros((3, 2, 3), np.uint8)
+    assert not _core.apply_steps([("torch_gather", {"places": places})], turned, turned)
+    with pytest.raises(ValueError, match="places are missing"):
+        _core.apply_steps([("torch_gather", {})], image, out)
 
 
 OTHERS = {

@@ -19,7 +19,7 @@ from torchvision.transforms.v2 import functional
 
 from fastload import _core
 from fastload.deferred import decode_elsewhere, decoding, functions, memory, staging
-from fastload.deferred.functions import Deferral
+from fastload.deferred.functions import TRIED_MIN, Deferral
 from fastload.deferred.memory import content_to_send, is_deferred
 from fastload.device.decode.files import StagedLayout
 from fastload.device.decode.received import StagedBatch
@@ -122,6 +122,23 @@ def test_tensors_are_torchvisions(deferral, read, at_once):
     assert set(map(is_deferred, made)) == {not at_once}
     assert {each._is_view() for each in made} == {at_once}
     assert [outcome(lambda each=each: each) for each in made] == expected
+
+
+@pytest.mark.parametrize(
+    ("use", "is_lost"),
+    [
+        (lambda x: x.float().sum(), True),
+        (lambda x: x.half().sum(), True),
+        (lambda x: x.float().div(255).sum(), False),
+        (lambda x: x.float(), True),
+    ],
+    ids=["levels as floats", "as halves", "computed floats", "not looked at, nor sent"],
+)
+def test_deferring_goes_on_where_it_saves_work(deferral, use, is_lost):
+    with deferral:
+        kept = [use(decode_image(bytes_of(DATA), "RGB")) for _ in range(TRIED_MIN)]
+    assert len(kept) == deferral.take_counts()[0] == TRIED_MIN
+    assert deferral._trials[decoding].is_lost == is_lost
 
 
 def test_a_path_is_read(deferral, tmp_path):

@@ -30,11 +30,12 @@ VALUES = {
     "torch_brightness": FACTORS,
     "torch_contrast": FACTORS,
     "torch_saturation": FACTORS,
+    "torch_sharpness": [value for value in (*FACTORS, 0.73, 1.27) if tensor_colors.rounds_sharpness_alike(value)],
     "torch_hue": [0.0, -0.5, 0.5, 0.05, -1e-9, 1 / 3],
     "torch_posterize": [1.0, 3.0, 8.0],
     "torch_solarize": [0.0, 1.0, 128.0, 255.0],
 }
-KINDS = [kind for kind in REFERENCES if kind.startswith("torch_")]
+KINDS = [kind for kind in REFERENCES if kind.startswith("torch_") and kind != "torch_gather"]  # the core's own
 
 
 def images(height, width):

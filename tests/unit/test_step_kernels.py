@@ -202,7 +202,12 @@ KINDS: dict[str, list[dict[str, Any]]] = {
     "convolve": [convolution(weights) for weights in (*WEIGHTS, *(np.array([[one]]) for one in (0.5, 1e36, 1e-40)))],
     "pad": [{"margins": margins, "mode": mode, "fill": (9, 8, 7)} for mode, margins in MARGINS.items()],
 }
-KERNELLESS = {"torch_hue": {"value": 0.1}, "torch_permute": {"order": (2, 0, 1)}}
+KERNELLESS = {
+    "torch_hue": {"value": 0.1},
+    "torch_sharpness": {"value": 0.73},
+    "torch_permute": {"order": (2, 0, 1)},
+    "torch_gather": {"places": _core.PixelPlaces(np.zeros((17, 31), np.int32))},
+}
 # Without torch's bits for every size: the core computes what torch does for others.
 OWN_BITS = {"torch_contrast"}
 
@@ -219,7 +224,7 @@ def test_kinds_are_all(run):
         *([(kind, fields)] for kind, fields in KERNELLESS.items()),
         [("torch_contrast", {"value": 0.5, "twice": 6})],
     ],
-    ids=str,
+    ids=lambda steps: steps[0][0],
 )
 def test_what_no_kernel_does_is_left_to_the_threads(pool, steps):
     assert not any(Staged(pool, [INVERT, *steps], 17, 31, (17, 31)).is_staged)

@@ -210,6 +210,10 @@ void torch_saturation(Image image, double factor) {
   kernels().torch_blend_with_gray(static_cast<float>(factor), static_cast<float>(1.0 - factor), joined(image));
 }
 
+void torch_sharpness(Image image, double factor) {
+  kernels().blend_into_smooth(static_cast<float>(1.0 - factor), image);
+}
+
 void torch_hue(Image image, double factor) { kernels().torch_hue(static_cast<float>(factor), joined(image)); }
 
 void permute_channels(Image image, const ChannelOrder& order) { kernels().permute(order, joined(image)); }

@@ -47,6 +47,8 @@ void torch_brightness(Image image, double factor);
 // `planar`.
 void torch_contrast(Image image, double factor, unsigned twice = 0, bool planar = false);
 void torch_saturation(Image image, double factor);
+// Without fusing. An image of at most two rows or columns stays as it is.
+void torch_sharpness(Image image, double factor);
 void torch_hue(Image image, double factor);  // -0.5 to 0.5
 void torch_grayscale(Image image);           // rgb_to_grayscale, three times
 void torch_autocontrast(Image image);

@@ -28,6 +28,7 @@ struct ColorKernels {
   void (*apply_table)(const LevelTable& table, Image image);
   void (*blend_with_gray)(float factor, Image image);
   void (*blend_with_smooth)(float factor, Image image);
+  void (*blend_into_smooth)(float share, Image image);  // share: of the smooth image
   void (*shift_hue)(std::uint8_t shift, Image image);
   void (*to_grayscale)(Image image);
   std::uint64_t (*sum_of_gray)(ConstImage image);

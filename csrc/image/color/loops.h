@@ -367,6 +367,7 @@ FASTLOAD_TARGET void smooth_row(const std::uint8_t* __restrict above, const std:
   }
 }
 
+template <bool from_smooth>
 FASTLOAD_TARGET void blend_with_smooth(float factor, Image image) {
   const int bytes = image.width * 3;
   const std::size_t size = static_cast<std::size_t>(bytes);
@@ -382,8 +383,9 @@ FASTLOAD_TARGET void blend_with_smooth(float factor, Image image) {
     std::memcpy(smooth, row, size);  // pixels at the border stay
     if (y > 0 && y + 1 < image.height) smooth_row(above, here, image.row(y + 1), columns.get(), smooth, bytes);
     std::memcpy(above, here, size);
-    for (int i = 0; i < bytes; i += kBlock) blend(smooth + i, here + i, factor);
-    std::memcpy(row, here, size);
+    std::uint8_t *const from = from_smooth ? smooth : here, *const to = from_smooth ? here : smooth;
+    for (int i = 0; i < bytes; i += kBlock) blend(from + i, to + i, factor);
+    std::memcpy(row, to, size);
   }
 }
 
@@ -403,7 +405,8 @@ FASTLOAD_TARGET void to_planes(const std::uint8_t* pixels, std::size_t count, st
 
 constexpr ColorKernels kLoops = {apply_table,
                                  blend_with_gray,
-                                 blend_with_smooth,
+                                 blend_with_smooth<true>,
+                                 blend_with_smooth<false>,
                                  shift_hue,
                                  to_grayscale<PillowGray>,
                                  sum_of_gray,

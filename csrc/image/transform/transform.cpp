@@ -309,6 +309,22 @@ void quarter_turn(const ConstImage& in, const Image& out, bool anticlockwise, co
   }
 }
 
+void gather(ConstImage in, Image out, const PixelPlaces& places, Color fill) {
+  const std::int32_t* number = places.numbers.data();
+  const bool has_gaps = in.stride != std::ptrdiff_t{3} * in.width;
+  for (int y = 0; y < out.height; ++y) {
+    std::uint8_t* target = out.row(y);
+    for (int x = 0; x < out.width; ++x, ++number, target += 3) {
+      const std::int32_t at = *number;
+      if (at < 0) {
+        copy_pixel(fill.data(), target);
+      } else {
+        copy_pixel(has_gaps ? in.row(at / in.width) + 3 * (at % in.width) : in.data + std::ptrdiff_t{3} * at, target);
+      }
+    }
+  }
+}
+
 void pad(ConstImage in, Image out, int left, int top, PadMode mode, Color fill) {
   const int begin = std::clamp(left, 0, out.width), end = std::clamp(left + in.width, begin, out.width);
   for (int y = 0; y < out.height; ++y) {

@@ -4,6 +4,7 @@
 
 #include <array>
 #include <cstdint>
+#include <vector>
 
 #include "base/image.h"
 
@@ -19,6 +20,16 @@ void transform_affine(ConstImage in, Image out, const std::array<double, 6>& mat
 // The same with PERSPECTIVE and eight coefficients.
 void transform_perspective(ConstImage in, Image out, const std::array<double, 8>& coefficients, Sampling sampling,
                            Color fill);
+
+// Where an image of height x width takes its pixels from in one of that size: numbers of these, row by row; -1:
+// outside.
+struct PixelPlaces {
+  int height = 0, width = 0;
+  std::vector<std::int32_t> numbers;
+};
+
+// Takes each pixel from its place, or `fill` outside. Both images must be of the places' size, and must not overlap.
+void gather(ConstImage in, Image out, const PixelPlaces& places, Color fill);
 
 enum class Transpose { flip_horizontal, flip_vertical, rotate_90, rotate_180, rotate_270 };  // Pillow's, anticlockwise
 

@@ -55,10 +55,13 @@ def _affine_by(module: str) -> Callable[..., Any]:
     return affine
 
 
-def _convolve(image: Image.Image, **fields: Any) -> Image.Image:
-    levels = np.array(image)
-    _core.apply_steps([("convolve", fields)], levels, levels)
-    return Image.fromarray(levels)
+def _by_core(kind: str) -> Callable[..., Image.Image]:
+    def function(image: Image.Image, **fields: Any) -> Image.Image:
+        levels = np.array(image)
+        _core.apply_steps([(kind, fields)], levels, levels)
+        return Image.fromarray(levels)
+
+    return function
 
 
 def _tensor_of(image: Image.Image) -> torch.Tensor:
@@ -106,12 +109,16 @@ REFERENCES: Final[dict[str, Callable[..., Any]]] = {
         image.size, Image.Transform.PERSPECTIVE, coefficients, Image.Resampling[sampling.upper()], fillcolor=fill
     ),
     "gaussian_blur": lambda image, radii: image.filter(ImageFilter.GaussianBlur(radii)),
-    "convolve": _convolve,  # the core's own, as torch's depends on its settings; lazy/blur.py compares the two
+    "convolve": _by_core(
+        "convolve"
+    ),  # the core's own, as torch's depends on its settings; lazy/blur.py compares the two
     "pad": _pad,
     "crop": _crop,
+    "torch_gather": _by_core("torch_gather"),  # of places that torch computes
     "torch_brightness": _on_tensor("adjust_brightness"),
     "torch_contrast": _contrast_of_tensor,
     "torch_saturation": _on_tensor("adjust_saturation"),
+    "torch_sharpness": _on_tensor("adjust_sharpness"),
     "torch_hue": _on_tensor("adjust_hue"),
     "torch_permute": _on_tensor("permute_channels"),
     "torch_grayscale": lambda image: _on_tensor("rgb_to_grayscale")(image, channels=3),

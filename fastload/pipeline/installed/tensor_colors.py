@@ -15,8 +15,14 @@ _EXAMPLES: Final[dict[str, tuple[dict[str, Any], ...]]] = {
     "torch_brightness": ({"value": 0.88}, {"value": 1.7}),
     "torch_contrast": ({"value": 0.6}, {"value": 1.4}),
     "torch_saturation": ({"value": 0.6}, {"value": 1.4}),
+    "torch_sharpness": ({"value": 0.73}, {"value": 1.27}),
     "torch_hue": ({"value": -0.31}, {"value": 0.04}, {"value": 0.5}),
     "torch_permute": ({"order": (2, 0, 1)}, {"order": (0, 2, 1)}),
+    "torch_invert": ({},),
+    "torch_posterize": ({"value": 3.0}, {"value": 6.0}),
+    "torch_solarize": ({"value": 128.0}, {"value": 179.0}),
+    "torch_autocontrast": ({},),
+    "torch_equalize": ({},),
 }
 
 TAIL: Final = 16
@@ -67,6 +73,20 @@ def rounded_twice(rest: int) -> int | None:
     if not np.all(is_twice | (values == once)) or is_twice[rest:].any():
         return None
     return sum(1 << int(place) for place in np.flatnonzero(is_twice))
+
+
+@lru_cache(maxsize=64)
+def rounds_sharpness_alike(factor: float) -> bool:
+    """Whether sharpened levels are the same with one rounding and with two.
+
+    Which of their values torch's kernels round twice depends on places and layouts.
+    """
+    level = np.arange(256, dtype=np.float32)
+    change, share = level - level[:, None], np.float32(1.0 - factor)  # from each level to each smooth one
+    once = (level[:, None] + change.astype(np.float64) * np.float64(share)).astype(np.float32)
+    twice = level[:, None] + change * share
+    levels = [np.clip(values, 0, 255).astype(np.uint8) for values in (once, twice)]
+    return np.array_equal(levels[0], levels[1])
 
 
 @lru_cache(maxsize=4)

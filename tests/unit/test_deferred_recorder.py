@@ -54,6 +54,7 @@ CALLS = {
 @pytest.fixture(scope="module", autouse=True)
 def handlers():
     """Let recorders record all that a worker's do."""
+    assert lazy_images.prepare()
     Deferral()
     yield
     unfilled.serve(None)

@@ -23,19 +23,8 @@ import torch.utils.dlpack
 from PIL import Image
 
 from fastload import _core
-from fastload.deferred import (
-    at_once,
-    canvas,
-    colors,
-    compiled,
-    copies,
-    decoding,
-    joins,
-    memory,
-    rearranged,
-    resizes,
-    stacks,
-)
+from fastload.deferred import decoding, memory
+from fastload.deferred.calls import at_once, canvas, colors, compiled, copies, joins, rearranged, resizes, stacks
 from fastload.deferred.content import Content, take_painted_s
 from fastload.deferred.geometry import SIDE_MIN, strides_of
 from fastload.deferred.picked import picked_of

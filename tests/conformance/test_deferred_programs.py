@@ -37,7 +37,8 @@ from references import kept
 from torch.utils.data import DataLoader, default_collate
 
 from fastload import FastLoader
-from fastload.deferred import canvas, decoding, functions, memory
+from fastload.deferred import decoding, functions, memory
+from fastload.deferred.calls import canvas
 
 ours = functools.partial(FastLoader, device="cpu")
 

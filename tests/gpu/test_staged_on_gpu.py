@@ -12,7 +12,7 @@ from stageable import KINDS, noise
 from torch.utils.data import Dataset, default_collate, get_worker_info
 
 from fastload import FastLoader
-from fastload.deferred import stacks
+from fastload.deferred.calls import stacks
 from fastload.deferred.content import Content
 from fastload.device.decode import files as decode
 from fastload.device.decode.files import Decoder, DecodeRun

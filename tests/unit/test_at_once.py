@@ -11,7 +11,8 @@ from torchvision.transforms import transforms as v1
 from torchvision.transforms.v2.functional import _misc
 
 from fastload import _core
-from fastload.deferred import at_once, memory
+from fastload.deferred import memory
+from fastload.deferred.calls import at_once
 from fastload.deferred.functions import LEVELS_MIN_BYTES, Deferral
 from fastload.lazy import images as lazy_images
 from fastload.lazy.pixels import Levels, Pending

@@ -12,7 +12,7 @@ from torch._dynamo import eval_frame
 from torch.overrides import _get_current_function_mode_stack
 
 from fastload._compare import same_bits
-from fastload.deferred import compiled
+from fastload.deferred.calls import compiled
 from fastload.deferred.content import Content
 from fastload.deferred.functions import Deferral
 from fastload.deferred.memory import is_deferred

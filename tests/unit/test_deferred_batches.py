@@ -18,7 +18,7 @@ from torch.utils.data import Dataset, default_collate, get_worker_info
 from torchvision import tv_tensors
 
 from fastload import FastLoader
-from fastload.deferred import stacks
+from fastload.deferred.calls import stacks
 from fastload.deferred.content import Content
 from fastload.deferred.functions import _before
 from fastload.deferred.memory import VIEWS_MAX, any_memory_of, begin_batch, content_of, memory_of, note_view

@@ -14,7 +14,7 @@ from torchvision.transforms.v2.functional import _color, _geometry, _utils
 
 from fastload import _core
 from fastload._compare import same_bits
-from fastload.deferred import grids
+from fastload.deferred.calls import grids
 from fastload.deferred.content import Content, Fill
 from fastload.deferred.functions import Deferral
 from fastload.deferred.memory import content_to_send, is_deferred

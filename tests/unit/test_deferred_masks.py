@@ -15,7 +15,8 @@ from torchvision.transforms import functional as functional_of_pillow
 from torchvision.transforms.v2 import functional
 
 from fastload import FastLoader, _core
-from fastload.deferred import canvas, functions, picked
+from fastload.deferred import functions, picked
+from fastload.deferred.calls import canvas
 from fastload.deferred.functions import Deferral
 from fastload.deferred.geometry import small_like, strides_as
 from fastload.deferred.memory import content_to_send, memory_of

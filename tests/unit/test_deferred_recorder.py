@@ -22,7 +22,8 @@ from torchvision.transforms.v2 import functional
 
 from fastload import _core
 from fastload._compare import same_bits
-from fastload.deferred import canvas, functions, recorder, resizes
+from fastload.deferred import functions, recorder
+from fastload.deferred.calls import canvas, resizes
 from fastload.deferred.content import Content
 from fastload.deferred.functions import Deferral
 from fastload.deferred.geometry import placed

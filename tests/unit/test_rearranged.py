@@ -14,7 +14,8 @@ from torchvision import tv_tensors
 
 from fastload import _core
 from fastload._compare import same_bits
-from fastload.deferred import memory, recorder, stacks
+from fastload.deferred import memory, recorder
+from fastload.deferred.calls import stacks
 from fastload.deferred.content import Content, Rearranged
 from fastload.deferred.functions import Deferral
 from fastload.deferred.memory import content_to_send, is_deferred

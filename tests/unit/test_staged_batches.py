@@ -23,8 +23,8 @@ from torch.utils.data import Dataset, default_collate, get_worker_info
 
 from fastload import FastLoader, _core, loader_state
 from fastload._batch import HostBatch
-from fastload.deferred import stacks
 from fastload.deferred import staging as deferred_staging
+from fastload.deferred.calls import stacks
 from fastload.deferred.content import STAGED_BYTES, Content
 from fastload.device.copy_scheduler import CopyScheduler
 from fastload.device.decode import loader_allows, received

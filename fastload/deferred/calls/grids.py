@@ -49,7 +49,7 @@ FUNCTIONS: Final[dict[str, tuple[Callable[..., Node | None], bool]]] = {
     "affine_image": (_affine, True),
     "rotate_image": (_rotation, True),
 }
-"""As of :data:`fastload.deferred.colors.FUNCTIONS`."""
+"""As of :data:`fastload.deferred.calls.colors.FUNCTIONS`."""
 
 
 def _step(original: Any, content: Content, interpolation: Any, fill: Any, values: tuple[Any, ...]) -> Node | None:

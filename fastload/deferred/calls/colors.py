@@ -1,6 +1,6 @@
 """Record torchvision's changes of deferred uint8 tensors as steps of their images.
 
-Those of colour, and what :mod:`~fastload.deferred.grids` reads.
+Those of colour, and what :mod:`~fastload.deferred.calls.grids` reads.
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ import numpy as np
 import torch
 
 from fastload._batch import is_plain
-from fastload.deferred import grids
 from fastload.deferred import memory as deferred_memory
+from fastload.deferred.calls import grids
 from fastload.deferred.content import Content
 from fastload.deferred.recorder import UNKNOWN, is_identity, painted_as, part_of_tensor, recorded
 from fastload.lazy.pixels import Pending

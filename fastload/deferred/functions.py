@@ -41,7 +41,7 @@ from fastload.lazy.images import levels_of, mask_of, pending_of
 from fastload.pipeline.installed.patches import is_written_in
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Sequence
 
     from fastload.deferred.picked import Picked
     from fastload.lazy.pixels import File, Pending
@@ -137,6 +137,24 @@ class DeferralTrial:
             self._tried = self._gained = 0
 
 
+class _Samples:
+    """As of :meth:`Deferral.samples`."""
+
+    def __init__(self, deferral: Deferral, indices: Sequence[Any]) -> None:
+        self._deferral, self._indices = deferral, indices
+
+    def __len__(self) -> int:
+        return len(self._indices)
+
+    def __iter__(self) -> Iterator[Any]:
+        try:
+            for index in self._indices:
+                self._deferral.begin_sample()
+                yield index
+        finally:  # also if a stream ends, which closes this
+            self._deferral.end_samples()
+
+
 class Deferral:
     """Defers the tensors of one worker process, in the thread that makes its batches.
 
@@ -157,7 +175,7 @@ class Deferral:
         self.recorder = CallRecorder()
         self.deferred = 0
         self._thread = self._told = self._away_for = 0
-        self._records = self._is_prepared = self._normalizes = self._compiles = False
+        self._records = self._is_prepared = self._normalizes = self._compiles = self._pauses = False
         self._tables: dict[Any, tuple[torch.Tensor, bool, bool] | None] = {}
         self._values: dict[Any, at_once.Values | None] = {}
         self._makers, self._replaced = lazy_functions.Replacements(), lazy_functions.Replacements()
@@ -225,6 +243,28 @@ class Deferral:
         memory.begin_batch()
         take_painted_s()  # what was painted before, maybe in the process that this one was forked from
         if _core.has_deferred_memory():  # that the program has kept
+            self._pauses = False
+            self._record()
+
+    def samples(self, indices: Sequence[Any]) -> _Samples:
+        """Let a batch's samples be made, each when its index is taken.
+
+        Recording takes time of each call of torch's, and what draws random numbers makes many. So once a batch has
+        shown that its samples use no deferred tensor before they have made one, recording pauses until then.
+        """
+        return _Samples(self, indices)
+
+    def begin_sample(self) -> None:
+        """Pause, if samples let that be."""
+        self.recorder.is_early = True
+        if self._pauses and self._records:
+            self._records = False
+            self.recorder.__exit__()
+
+    def end_samples(self) -> None:
+        """Record what makes a batch of samples, if these have deferred tensors."""
+        self.recorder.is_early = False
+        if self.deferred:
             self._record()
 
     def _record(self) -> None:
@@ -255,6 +295,8 @@ class Deferral:
         looks = painted_by.total() - self._told
         place = described(painted_by.most_common(1)[0][0]) if looks else ""
         images, self.deferred, self._told = self.deferred, 0, painted_by.total()
+        if images:
+            self._pauses, self.recorder.was_needed_early = not self.recorder.was_needed_early, False
         for trial in self._trials.values():
             trial.end()
         return images, looks, place
@@ -394,6 +436,7 @@ class Deferral:
     ) -> torch.Tensor | None:
         """Make a deferred tensor of one image; ``None`` without memory for it."""
         self._record()
+        self.recorder.is_early = False
         width, height = image.size
         size = (image.channels, height, width)
         stride = strides_of(size, planar=planar)

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final
 
 import torch.utils.data._utils.fetch as torch_fetch
-from torch.utils.data import _DatasetKind, default_collate
+from torch.utils.data import Subset, _DatasetKind, default_collate
 from torch.utils.data._utils.worker import _worker_loop
 
 from fastload.memory.packing import stacks_into
@@ -180,6 +180,8 @@ class Worker:
             fetcher.collate_fn = collate_into_files
         listen(fetcher, self._counters)  # around that: its time is collating
         self._make = functools.partial(without_stage(type(fetcher).fetch), fetcher)
+        if _takes_one_by_one(fetcher):
+            self._make = functools.partial(self._sample_by_sample, self._make)
         if rows is not None:
             self._make = functools.partial(self._rows_or_torchs, rows, fetcher)
         if self._native is not None:
@@ -188,6 +190,9 @@ class Worker:
         with contextlib.suppress(AttributeError, TypeError):  # one that is not torch's, and takes no attribute
             fetcher.fetch = self.fetch
         return fetcher
+
+    def _sample_by_sample(self, make: Callable[[Any], Any], indices: Any) -> Any:
+        return make(indices if self.deferral is None else self.deferral.samples(indices))
 
     def _rows_or_torchs(self, rows: RowBatches, fetcher: Any, indices: Any) -> Any:
         fetch = type(fetcher).fetch
@@ -230,6 +235,17 @@ class Worker:
             if not self._sends:
                 return data
             return Sent(data, possibly_batched_index, moves=self._promptly)
+
+
+def _takes_one_by_one(fetcher: Any) -> bool:
+    """Whether a fetcher makes a sample whenever it takes an index, which nothing else gets."""
+    kinds = torch_fetch._MapDatasetFetcher, torch_fetch._IterableDatasetFetcher
+    if type(fetcher) not in kinds or not fetcher.auto_collation:
+        return False
+    if type(fetcher) is torch_fetch._IterableDatasetFetcher:
+        return True
+    found = getattr(fetcher.dataset, "__getitems__", None)
+    return not found or getattr(found, "__func__", None) is vars(Subset).get("__getitems__")
 
 
 def _number_of_batch() -> int | None:

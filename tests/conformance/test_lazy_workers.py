@@ -13,7 +13,7 @@ import torchvision.transforms as v1
 from photos import MEAN, STD, assert_same, epochs_of, jpeg, photos_fixture
 from PIL import Image, ImageEnhance, ImageFilter, ImageOps
 from references import kept
-from torch.utils.data import DataLoader, Dataset
+from torch.utils.data import DataLoader, Dataset, IterableDataset, Subset
 from torchvision.datasets import ImageFolder
 from torchvision.transforms import v2
 
@@ -98,6 +98,115 @@ def test_a_worker_without_deferred_tensors_takes_no_time_for_them():
     assert found[:2] == [[[0, 0], [0, 0]], [[0, 0], [1, 1]]]
 
 
+def recording(sample=None):
+    return torch._C._len_torch_function_stack()
+
+
+def large(number=0):
+    """A deferred tensor, after the first ones of a process."""
+    return v1.functional.to_tensor(Image.open(io.BytesIO(jpeg(number, 150, 160))).convert("RGB"))
+
+
+class Watched(Dataset):
+    """Whether calls are recorded before and after a sample's tensor is deferred; may need one of another sample.
+
+    Args:
+        before: Called at first in each sample; gets what the one before it has made.
+    """
+
+    def __init__(self, before=recording, kept=False):
+        self.before, self.kept, self.last = before, kept, None
+
+    def __len__(self):
+        return 12
+
+    def __getitem__(self, index):
+        seen = recording()
+        if self.last is not None:
+            self.before(self.last)
+        image = large(index) * 2
+        made = image if self.kept or index % 4 < 3 else None
+        self.last = made if self.before is not recording or self.kept else None
+        return seen, recording(), image
+
+
+def summed(samples):
+    before, after, images = zip(*samples, strict=True)
+    return [*before, *after, recording()], torch.stack(images)
+
+
+class WatchedStream(IterableDataset):
+    def __iter__(self):
+        yield from map(Watched().__getitem__, range(11))
+
+
+class Few(Watched):
+    """Every fourth sample has no deferred tensor."""
+
+    def __getitem__(self, index):
+        if index % 4 < 3:
+            return super().__getitem__(index)
+        return recording(), recording(), torch.from_numpy(np.ones((3, 150, 160), np.float32))
+
+
+def recorded_in(dataset, **options):
+    options |= {"batch_size": 4, "num_workers": 1, "collate_fn": summed}
+    with FastLoader(dataset, **options, device="cpu") as loader:
+        found = [(seen, images.sum().item()) for seen, images in loader]
+        assert loader.stats().deferred_images >= 6
+    assert [each for _, each in found] == [images.sum().item() for _, images in DataLoader(dataset, **options)]
+    return [seen for seen, _ in found][1:]  # the first images of a worker are compared with Pillow's
+
+
+PAUSED, UNPAUSED = [0, 0, 0, 0, 1, 1, 1, 1, 1], [0, 1, 1, 1, 1, 1, 1, 1, 1]
+
+
+@pytest.mark.parametrize("dataset", [Watched(), Subset(Watched(), range(12))])
+def test_within_a_sample_recording_begins_with_its_first_deferred_tensor(dataset):
+    assert recorded_in(dataset) == [PAUSED] * 2
+    assert recorded_in(WatchedStream()) == [PAUSED, [0, 0, 0, 1, 1, 1, 1]]
+    assert recorded_in(WatchedStream(), drop_last=True) == [PAUSED]
+    assert recorded_in(Few()) == [[0, 0, 0, 0, 1, 1, 1, 0, 1]] * 2
+
+
+EARLY = [lambda last: last + 1, lambda last: torch.zeros_like(last).copy_(last), lambda last: torch.zeros(3, 200, 200)]
+
+
+@pytest.mark.parametrize("before", EARLY)
+def test_samples_that_need_others_tensors_are_recorded_from_their_beginning_on(before):
+    assert recorded_in(Watched(before)) == [UNPAUSED] * 2
+
+
+def test_samples_that_need_others_tensors_no_more_are_recorded_later():
+    count = iter(range(100))
+    dataset = Watched(lambda last: last + 1 if next(count) < 3 else last)
+    assert recorded_in(dataset) == [UNPAUSED, PAUSED]
+
+
+def test_samples_are_recorded_whole_while_the_program_keeps_a_deferred_tensor():
+    assert recorded_in(Watched(kept=True)) == [[1] * 9] * 2
+
+
+class TypeOfIndices(Dataset):
+    def __getitem__(self, indices):
+        return type(indices).__name__
+
+    def __len__(self):
+        return 4
+
+
+class TakesMany(TypeOfIndices):
+    def __getitems__(self, indices):
+        return [type(indices).__name__] * len(indices)
+
+
+@pytest.mark.parametrize("options", [{"batch_size": 2}, {"batch_size": None, "sampler": [[0, 1], [2, 3]]}])
+@pytest.mark.parametrize("dataset", [TypeOfIndices(), TakesMany(), Subset(TakesMany(), range(4))])
+def test_datasets_get_torchs_indices(dataset, options):
+    with FastLoader(dataset, num_workers=1, device="cpu", **options) as loader:
+        assert [*loader] == [*DataLoader(dataset, num_workers=1, **options)]
+
+
 class Imported(Dataset):
     """Names of the modules of this package that are imported where samples are made."""
 
@@ -110,7 +219,7 @@ class Imported(Dataset):
 
 def test_forked_workers_import_nothing(monkeypatch):
     """Each worker of each epoch would import it again."""
-    for name in [name for name in sys.modules if name.startswith("fastload.deferred.")]:
+    for name in sorted((name for name in sys.modules if name.startswith("fastload.deferred.")), reverse=True):
         monkeypatch.delitem(sys.modules, name)
         monkeypatch.delattr(name)
     with FastLoader(Imported(), num_workers=1, device="cpu") as loader:

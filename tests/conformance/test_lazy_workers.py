@@ -108,7 +108,7 @@ def large(number=0):
 
 
 class Watched(Dataset):
-    """Whether calls are recorded before and after a sample's tensor is deferred; may need one of another sample.
+    """Whether calls are recorded before and after a sample has a deferred tensor.
 
     Args:
         before: Called at first in each sample; gets what the one before it has made.

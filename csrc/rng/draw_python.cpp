@@ -237,9 +237,10 @@ Augmentation draw_augmentation(const DrawOp& op, OtherGenerators& others, int he
     magnitude = std::isinf(level.deviation) ? python.uniform(0, magnitude) : python.gauss(magnitude, level.deviation);
   }
   magnitude = std::max(0.0, std::min(magnitude, level.highest));
-  Augmentation made{op.step, std::nullopt, true};
-  Step& step = *made.step;
-  if (level.use == Use::nothing) return made;
+  Step step = op.step;
+  std::optional<double> angle;
+  bool valid = true;
+  if (level.use == Use::nothing) return {std::move(step), angle, valid};
   step.value = argument_of(level, magnitude, python);
   const auto sampled = [&] {
     if (!level.samplings.empty()) {
@@ -255,12 +256,12 @@ Augmentation draw_augmentation(const DrawOp& op, OtherGenerators& others, int he
     case Use::nothing:
     case Use::value: break;
     case Use::bits:
-      made.valid = step.value >= 1;  // Pillow 13 refuses 0
-      if (step.value >= 8) made.step.reset();
+      if (step.value >= 8) return {};
+      valid = step.value >= 1;  // Pillow 13 refuses 0
       break;
     case Use::angle:
       sampled();
-      made.angle = step.value;
+      angle = step.value;
       break;
     case Use::shear_x: moved(1, step.value); break;
     case Use::shear_y: moved(3, step.value); break;
@@ -271,10 +272,10 @@ Augmentation draw_augmentation(const DrawOp& op, OtherGenerators& others, int he
     case Use::largest_radius: step.value = python.uniform(0.1, 2.0 * step.value); [[fallthrough]];
     case Use::radius:
       step.radii.fill(static_cast<float>(step.value));
-      made.valid = step.value >= 0 && step.value <= kMostBlurRadius;
+      valid = step.value >= 0 && step.value <= kMostBlurRadius;
       break;
   }
-  return made;
+  return {std::move(step), angle, valid};
 }
 
 }  // namespace fastload

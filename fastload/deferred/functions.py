@@ -127,6 +127,10 @@ class DeferralTrial:
         """Note that pixels of a file were deferred."""
         self._files.append(file)
 
+    def all_gained(self) -> bool:
+        """Whether deferring has saved work for all of the batch's files."""
+        return all(file.has_gained for file in self._files)
+
     def end(self) -> None:
         """Learn from a batch."""
         self._tried += len(self._files)
@@ -175,7 +179,9 @@ class Deferral:
         self.recorder = CallRecorder()
         self.deferred = 0
         self._thread = self._told = self._away_for = 0
-        self._records = self._is_prepared = self._normalizes = self._compiles = self._pauses = False
+        self._records = self._is_prepared = self._normalizes = self._compiles = False
+        self._pauses_early = self._pauses_late = False
+        self._may_pause_late = True
         self._tables: dict[Any, tuple[torch.Tensor, bool, bool] | None] = {}
         self._values: dict[Any, at_once.Values | None] = {}
         self._makers, self._replaced = lazy_functions.Replacements(), lazy_functions.Replacements()
@@ -243,27 +249,28 @@ class Deferral:
         memory.begin_batch()
         take_painted_s()  # what was painted before, maybe in the process that this one was forked from
         if _core.has_deferred_memory():  # that the program has kept
-            self._pauses = False
+            self._pauses_early = False
             self._record()
 
     def samples(self, indices: Sequence[Any]) -> _Samples:
         """Let a batch's samples be made, each when its index is taken.
 
         Recording takes time of each call of torch's, and what draws random numbers makes many. So once a batch has
-        shown that its samples use no deferred tensor before they have made one, recording pauses until then.
+        shown where its samples need none, it pauses there: before a sample's first deferred tensor, or in the whole.
+        Calls that would have been recorded then have pixels made.
         """
         return _Samples(self, indices)
 
     def begin_sample(self) -> None:
         """Pause, if samples let that be."""
-        self.recorder.is_early = True
-        if self._pauses and self._records:
+        self.recorder.phase = CallRecorder.EARLY
+        if self._pauses_early and self._records:
             self._records = False
             self.recorder.__exit__()
 
     def end_samples(self) -> None:
         """Record what makes a batch of samples, if these have deferred tensors."""
-        self.recorder.is_early = False
+        self.recorder.phase = CallRecorder.BETWEEN
         if self.deferred:
             self._record()
 
@@ -296,10 +303,17 @@ class Deferral:
         place = described(painted_by.most_common(1)[0][0]) if looks else ""
         images, self.deferred, self._told = self.deferred, 0, painted_by.total()
         if images:
-            self._pauses, self.recorder.was_needed_early = not self.recorder.was_needed_early, False
+            self._choose_pauses()
         for trial in self._trials.values():
             trial.end()
         return images, looks, place
+
+    def _choose_pauses(self) -> None:
+        if self._pauses_late and not all(trial.all_gained() for trial in self._trials.values()):
+            self._may_pause_late = False
+        needed, self.recorder.needed = self.recorder.needed, [False] * 3
+        self._pauses_early = not needed[CallRecorder.EARLY]
+        self._pauses_late = self._pauses_early and self._may_pause_late and not needed[CallRecorder.LATE]
 
     def __exit__(self, *error: object) -> None:
         self._thread = 0
@@ -435,8 +449,10 @@ class Deferral:
         self, image: Pending | Picked, table: torch.Tensor, trial: DeferralTrial, *, planar: bool, resizable: bool
     ) -> torch.Tensor | None:
         """Make a deferred tensor of one image; ``None`` without memory for it."""
-        self._record()
-        self.recorder.is_early = False
+        if not self._pauses_late or self.recorder.phase == CallRecorder.BETWEEN:
+            self._record()
+        if self.recorder.phase == CallRecorder.EARLY:
+            self.recorder.phase = CallRecorder.LATE
         width, height = image.size
         size = (image.channels, height, width)
         stride = strides_of(size, planar=planar)

@@ -61,16 +61,19 @@ class CallRecorder(TorchFunctionMode):
     Attributes:
         painted_by: How often a line of the user's code had a deferred tensor painted: file, line, function.
         is_off: Whether nothing is deferred any more, as a recorded result differed from torch's.
-        is_early: Whether the sample that is being made has no deferred tensor yet.
-        was_needed_early: Whether it has recorded a call of such a sample.
+        phase: One of those below.
+        needed: By phase, whether it has recorded a call.
     """
+
+    BETWEEN, EARLY, LATE = range(3)  # samples; in a sample before, and from its first deferred tensor on
 
     keeps_results = True  # see check_modes()
 
     def __init__(self) -> None:
         super().__init__()
         self.painted_by: Counter[tuple[str, int, str]] = Counter()
-        self.is_off = self.is_early = self.was_needed_early = False
+        self.is_off = False
+        self.phase, self.needed = self.BETWEEN, [False] * 3
         self._compared: Counter[Any] = Counter()
         known = _PASSED, _RESIZES.union(_MAKERS), _PLAIN, torch.Tensor, torch._C.TensorBase.data_ptr
         self.__torch_function__ = _core.torch_function(self, *known)  # type: ignore[method-assign]
@@ -104,10 +107,10 @@ class CallRecorder(TorchFunctionMode):
         if func in _MAKERS and is_plain_context():
             made = _MAKERS[func](self, func, args, kwargs)
             if made is not UNKNOWN:
-                self.was_needed_early |= self.is_early
+                self.needed[self.phase] = True
                 return made
         if func not in _PASSED and (_are_deferred(args) or (kwargs and _are_deferred(kwargs.values()))):
-            self.was_needed_early |= self.is_early
+            self.needed[self.phase] = True
             handler = _HANDLERS.get(func)
             if handler is not None and is_plain_context():
                 result = handler(self, func, args, kwargs)

@@ -127,10 +127,6 @@ class DeferralTrial:
         """Note that pixels of a file were deferred."""
         self._files.append(file)
 
-    def all_gained(self) -> bool:
-        """Whether deferring has saved work for all of the batch's files."""
-        return all(file.has_gained for file in self._files)
-
     def end(self) -> None:
         """Learn from a batch."""
         self._tried += len(self._files)
@@ -180,8 +176,7 @@ class Deferral:
         self.deferred = 0
         self._thread = self._told = self._away_for = 0
         self._records = self._is_prepared = self._normalizes = self._compiles = False
-        self._pauses_early = self._pauses_late = False
-        self._may_pause_late = True
+        self._pauses = False
         self._tables: dict[Any, tuple[torch.Tensor, bool, bool] | None] = {}
         self._values: dict[Any, at_once.Values | None] = {}
         self._makers, self._replaced = lazy_functions.Replacements(), lazy_functions.Replacements()
@@ -249,29 +244,28 @@ class Deferral:
         memory.begin_batch()
         take_painted_s()  # what was painted before, maybe in the process that this one was forked from
         if _core.has_deferred_memory():  # that the program has kept
-            self._pauses_early = False
+            self._pauses = False
             self._record()
 
     def samples(self, indices: Sequence[Any]) -> _Samples:
         """Let a batch's samples be made, each when its index is taken.
 
         Recording takes time of each call of torch's, and what draws random numbers makes many. So once a batch has
-        shown where its samples need none, it pauses there: before a sample's first deferred tensor, or in the whole.
-        Calls that would have been recorded then have pixels made.
+        shown that its samples use no deferred tensor before they have made one, recording pauses until then.
         """
         return _Samples(self, indices)
 
     def begin_sample(self) -> None:
         """Pause, if samples let that be."""
-        self.recorder.phase = CallRecorder.EARLY
-        if self._pauses_early and self._records:
+        self.recorder.is_early = True
+        if self._pauses and self._records:
             self._records = False
             self.recorder.__exit__()
 
     def end_samples(self) -> None:
         """Record what makes a batch of samples, if these have deferred tensors."""
-        self.recorder.phase = CallRecorder.BETWEEN
-        if self.deferred:
+        self.recorder.is_early = False
+        if self.deferred and self._thread == threading.get_ident():  # not once a traceback held this beyond the batch
             self._record()
 
     def _record(self) -> None:
@@ -303,17 +297,10 @@ class Deferral:
         place = described(painted_by.most_common(1)[0][0]) if looks else ""
         images, self.deferred, self._told = self.deferred, 0, painted_by.total()
         if images:
-            self._choose_pauses()
+            self._pauses, self.recorder.was_needed_early = not self.recorder.was_needed_early, False
         for trial in self._trials.values():
             trial.end()
         return images, looks, place
-
-    def _choose_pauses(self) -> None:
-        if self._pauses_late and not all(trial.all_gained() for trial in self._trials.values()):
-            self._may_pause_late = False
-        needed, self.recorder.needed = self.recorder.needed, [False] * 3
-        self._pauses_early = not needed[CallRecorder.EARLY]
-        self._pauses_late = self._pauses_early and self._may_pause_late and not needed[CallRecorder.LATE]
 
     def __exit__(self, *error: object) -> None:
         self._thread = 0
@@ -330,7 +317,7 @@ class Deferral:
 
         @functools.wraps(original)
         def function(*arguments: Any, **rest: Any) -> Any:
-            is_plain = len(arguments) == 1 and not rest
+            is_plain = len(arguments) == 1 and not rest and not torch.compiler.is_compiling()
             made = None
             if is_plain:
                 key = original, *calls()
@@ -449,10 +436,8 @@ class Deferral:
         self, image: Pending | Picked, table: torch.Tensor, trial: DeferralTrial, *, planar: bool, resizable: bool
     ) -> torch.Tensor | None:
         """Make a deferred tensor of one image; ``None`` without memory for it."""
-        if not self._pauses_late or self.recorder.phase == CallRecorder.BETWEEN:
-            self._record()
-        if self.recorder.phase == CallRecorder.EARLY:
-            self.recorder.phase = CallRecorder.LATE
+        self._record()
+        self.recorder.is_early = False
         width, height = image.size
         size = (image.channels, height, width)
         stride = strides_of(size, planar=planar)

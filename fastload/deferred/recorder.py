@@ -61,19 +61,16 @@ class CallRecorder(TorchFunctionMode):
     Attributes:
         painted_by: How often a line of the user's code had a deferred tensor painted: file, line, function.
         is_off: Whether nothing is deferred any more, as a recorded result differed from torch's.
-        phase: One of those below.
-        needed: By phase, whether it has recorded a call.
+        is_early: Whether the sample that is being made has no deferred tensor yet.
+        was_needed_early: Whether it has recorded a call of such a sample.
     """
-
-    BETWEEN, EARLY, LATE = range(3)  # samples; in a sample before, and from its first deferred tensor on
 
     keeps_results = True  # see check_modes()
 
     def __init__(self) -> None:
         super().__init__()
         self.painted_by: Counter[tuple[str, int, str]] = Counter()
-        self.is_off = False
-        self.phase, self.needed = self.BETWEEN, [False] * 3
+        self.is_off = self.is_early = self.was_needed_early = False
         self._compared: Counter[Any] = Counter()
         known = _PASSED, _RESIZES.union(_MAKERS), _PLAIN, torch.Tensor, torch._C.TensorBase.data_ptr
         self.__torch_function__ = _core.torch_function(self, *known)  # type: ignore[method-assign]
@@ -107,10 +104,10 @@ class CallRecorder(TorchFunctionMode):
         if func in _MAKERS and is_plain_context():
             made = _MAKERS[func](self, func, args, kwargs)
             if made is not UNKNOWN:
-                self.needed[self.phase] = True
+                self.was_needed_early |= self.is_early
                 return made
         if func not in _PASSED and (_are_deferred(args) or (kwargs and _are_deferred(kwargs.values()))):
-            self.needed[self.phase] = True
+            self.was_needed_early |= self.is_early
             handler = _HANDLERS.get(func)
             if handler is not None and is_plain_context():
                 result = handler(self, func, args, kwargs)

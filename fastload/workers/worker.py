@@ -21,6 +21,7 @@ from fastload.memory.packing import stacks_into
 from fastload.memory.rows import RowBatches
 from fastload.memory.sending import Sent, collate_into_files, fill, send_errors, sends_files
 from fastload.nvtx.stages import stage, without_stage
+from fastload.pipeline.installed.patches import is_written_in
 from fastload.randomness.by_sample import show_own_dataset
 from fastload.randomness.packed import digest_of
 from fastload.state.in_worker import NotLoaded, WorkerProgress, users_own
@@ -180,8 +181,7 @@ class Worker:
             fetcher.collate_fn = collate_into_files
         listen(fetcher, self._counters)  # around that: its time is collating
         self._make = functools.partial(without_stage(type(fetcher).fetch), fetcher)
-        if _takes_one_by_one(fetcher):
-            self._make = functools.partial(self._sample_by_sample, self._make)
+        self._make = functools.partial(self._sample_by_sample, self._make, fetcher)
         if rows is not None:
             self._make = functools.partial(self._rows_or_torchs, rows, fetcher)
         if self._native is not None:
@@ -191,8 +191,9 @@ class Worker:
             fetcher.fetch = self.fetch
         return fetcher
 
-    def _sample_by_sample(self, make: Callable[[Any], Any], indices: Any) -> Any:
-        return make(indices if self.deferral is None else self.deferral.samples(indices))
+    def _sample_by_sample(self, make: Callable[[Any], Any], fetcher: Any, indices: Any) -> Any:
+        pauses = self.deferral is not None and _takes_one_by_one(fetcher)
+        return make(self.deferral.samples(indices) if pauses else indices)  # type: ignore[union-attr]
 
     def _rows_or_torchs(self, rows: RowBatches, fetcher: Any, indices: Any) -> Any:
         fetch = type(fetcher).fetch
@@ -241,6 +242,8 @@ def _takes_one_by_one(fetcher: Any) -> bool:
     """Whether a fetcher makes a sample whenever it takes an index, which nothing else gets."""
     kinds = torch_fetch._MapDatasetFetcher, torch_fetch._IterableDatasetFetcher
     if type(fetcher) not in kinds or not fetcher.auto_collation:
+        return False
+    if not is_written_in(without_stage(type(fetcher).fetch), torch_fetch.__name__):
         return False
     if type(fetcher) is torch_fetch._IterableDatasetFetcher:
         return True

@@ -14,6 +14,7 @@ from photos import MEAN, STD, assert_same, epochs_of, jpeg, photos_fixture
 from PIL import Image, ImageEnhance, ImageFilter, ImageOps
 from references import kept
 from torch.utils.data import DataLoader, Dataset, IterableDataset, Subset
+from torch.utils.data._utils.fetch import _MapDatasetFetcher
 from torchvision.datasets import ImageFolder
 from torchvision.transforms import v2
 
@@ -140,22 +141,6 @@ class WatchedStream(IterableDataset):
         yield from map(Watched().__getitem__, range(11))
 
 
-class Normalized(Watched):
-    """What makes the tensor needs no recorder; ``then`` gets it, and its index."""
-
-    def __init__(self, then=lambda image, index: image, **options):
-        super().__init__(**options)
-        self.then = then
-
-    def __getitem__(self, index):
-        seen = recording()
-        if self.last is not None:
-            self.before(self.last)
-        image = self.then(v1.functional.normalize(large(index), MEAN, STD), index)
-        self.last = image if self.before is not recording and index % 4 < 3 else None
-        return seen, recording(), image
-
-
 class Few(Watched):
     """Every fourth sample has no deferred tensor."""
 
@@ -165,8 +150,8 @@ class Few(Watched):
         return recording(), recording(), torch.from_numpy(np.ones((3, 150, 160), np.float32))
 
 
-def recorded_in(dataset, collate_fn=summed, **options):
-    options |= {"batch_size": 4, "num_workers": 1, "collate_fn": collate_fn}
+def recorded_in(dataset, **options):
+    options |= {"batch_size": 4, "num_workers": 1, "collate_fn": summed}
     with FastLoader(dataset, **options, device="cpu") as loader:
         found = [(seen, images.sum().item()) for seen, images in loader]
         assert loader.stats().deferred_images >= 6
@@ -174,7 +159,7 @@ def recorded_in(dataset, collate_fn=summed, **options):
     return [seen for seen, _ in found][1:]  # the first images of a worker are compared with Pillow's
 
 
-PAUSED, UNPAUSED, NOT_IN_SAMPLES = [0, 0, 0, 0, 1, 1, 1, 1, 1], [0, 1, 1, 1, 1, 1, 1, 1, 1], [0] * 8 + [1]
+PAUSED, UNPAUSED = [0, 0, 0, 0, 1, 1, 1, 1, 1], [0, 1, 1, 1, 1, 1, 1, 1, 1]
 
 
 @pytest.mark.parametrize("dataset", [Watched(), Subset(Watched(), range(12))])
@@ -191,7 +176,6 @@ EARLY = [lambda last: last + 1, lambda last: torch.zeros_like(last).copy_(last),
 @pytest.mark.parametrize("before", EARLY)
 def test_samples_that_need_others_tensors_are_recorded_from_their_beginning_on(before):
     assert recorded_in(Watched(before)) == [UNPAUSED] * 2
-    assert recorded_in(Normalized(before=before)) == [UNPAUSED] * 2
 
 
 def test_samples_that_need_others_tensors_no_more_are_recorded_later():
@@ -200,39 +184,34 @@ def test_samples_that_need_others_tensors_no_more_are_recorded_later():
     assert recorded_in(dataset) == [UNPAUSED, PAUSED]
 
 
-class Paths(Dataset):
-    def __len__(self):
-        return 12
-
-    def __getitem__(self, index):
-        return recording(), recording(), index
-
-
-def made_then(samples):
-    *seen, numbers = zip(*samples, strict=True)
-    images = torch.stack(
-        [large(int(number)) * 2 if number.numel() == 1 else number for number in map(torch.as_tensor, numbers)]
-    )
-    added = large() + 1
-    return [each for two in seen for each in two] + [recording()], images + added.sum()
-
-
-def test_nothing_is_recorded_in_samples_that_need_it_nowhere():
-    assert recorded_in(Normalized()) == [NOT_IN_SAMPLES] * 2
-    for dataset in (Normalized(), Paths()):
-        assert recorded_in(dataset, made_then) == [NOT_IN_SAMPLES] * 2
-
-
-def test_samples_that_turn_out_to_need_it_are_recorded_again():
-    """What they would have had recorded is computed by torch."""
-    dataset = Normalized(lambda image, index: image * 2 if index == 5 else image)
-    assert recorded_in(dataset) == [NOT_IN_SAMPLES, PAUSED]
-
-
 def test_samples_are_recorded_whole_while_the_program_keeps_a_deferred_tensor():
     assert recorded_in(Watched(kept=True)) == [[1] * 9] * 2
-    kept = []
-    assert recorded_in(Normalized(lambda image, index: kept.append(image) or image)) == [[1] * 9] * 2
+
+
+def test_a_fetch_of_the_programs_own_gets_torchs_indices(monkeypatch):
+    def fetch(fetcher, indices):
+        return fetcher.collate_fn([fetcher.dataset[indices[place]] for place in range(len(indices))])
+
+    monkeypatch.setattr(_MapDatasetFetcher, "fetch", fetch)
+    assert recorded_in(Watched()) == [UNPAUSED] * 2
+
+
+class Grows(Dataset):
+    """It gets ``__getitems__`` with its third sample."""
+
+    def __len__(self):
+        return 8
+
+    def __getitem__(self, index):
+        if index == 2:
+            self.__getitems__ = lambda indices: [(type(indices).__name__, large(each)) for each in indices]
+        return "none", large(index)
+
+
+def test_datasets_may_get_a_method_for_many_samples_later():
+    options = {"batch_size": 4, "num_workers": 1}
+    with FastLoader(Grows(), **options, device="cpu") as loader:
+        assert_same(list(loader), list(DataLoader(Grows(), **options)))
 
 
 class TypeOfIndices(Dataset):

@@ -702,6 +702,24 @@ def test_it_records_while_there_are_deferred_tensors(deferral):
     assert is_deferred(made)
 
 
+def test_samples_that_a_traceback_holds_beyond_their_batch_are_not_recorded(deferral):
+    with deferral:
+        held = iter(deferral.samples([0, 1]))
+        next(held)
+        deferral.deferred = 1
+    del held
+    assert not torch.overrides._get_current_function_mode_stack()
+
+
+def test_what_dynamo_traces_is_not_deferred(monkeypatch, deferral, lazy):
+    to_tensor = deferral._in_place_of(functional_of_pillow.to_tensor)
+    image = Image.fromarray(pixels(1, 160, 150))
+    with deferral:
+        assert is_deferred([to_tensor(image) for _ in range(4)][-1])  # the first ones are compared
+        monkeypatch.setattr(torch.compiler, "is_compiling", lambda: True)
+        assert not is_deferred(to_tensor(image))
+
+
 @pytest.mark.parametrize(
     ("offset", "size"),
     [(40 * 48, (3, 9, 48)), (40, (3, 9, 9)), (48 * 48, (3, 9, 9)), (3 * 48 * 48, (3, 9, 9))],

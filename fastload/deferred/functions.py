@@ -76,7 +76,6 @@ _NORMALIZE: Final = (
 """Those that also make what is not deferred."""
 
 _POINTERS: Final = (
-    (torch.Tensor, "numpy"),
     (torch.Tensor, "data_ptr"),
     (torch.Tensor, "untyped_storage"),
     (torch.Tensor, "__dlpack__"),
@@ -217,6 +216,7 @@ class Deferral:
             replace(home, function, new)
         for holder, function in _POINTERS:
             replace(holder, function, _before(getattr(holder, function), _paint))
+        replace(torch.Tensor, "numpy", _before(torch.Tensor.numpy, memory.fix))
         replace(torch.utils, "swap_tensors", _before(torch.utils.swap_tensors, memory.forget))
         replace(torch.Tensor, "_typed_storage", _storage_of(torch.Tensor._typed_storage, self._is_on))
         replace(torch.UntypedStorage, "resize_", _resize_storage(torch.UntypedStorage.resize_))

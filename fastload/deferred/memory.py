@@ -227,6 +227,13 @@ def leave_by(tensor: torch.Tensor) -> None:
         leave(memory)
 
 
+def fix(tensor: torch.Tensor) -> None:
+    """Paint a tensor's memory, which is not resized any more, as torch does where NumPy has it, too."""
+    if (memory := any_memory_of(tensor)) is not None:
+        paint(memory)
+        memory.resizable = False
+
+
 def forget(tensor: torch.Tensor) -> None:
     """Drop weak references to a tensor."""
     if (memory := any_memory_of(tensor)) is not None:

@@ -711,6 +711,34 @@ def test_samples_that_a_traceback_holds_beyond_their_batch_are_not_recorded(defe
     assert not torch.overrides._get_current_function_mode_stack()
 
 
+@pytest.mark.parametrize("call", [lambda x: torch.mul(x, 2, out=x), lambda x: x.resize_(3, 5, 7).mul_(2)])
+def test_a_tensor_stays_in_the_memory_that_numpy_has(deferral, call):
+    deferral._prepare()
+    of = content()
+    x, like = deferred(of, single=True), expected(of)[0]
+    seen, expects = x.numpy(), like.numpy()
+    with deferral.recorder:
+        call(x)
+    call(like)
+    assert np.array_equal(seen, expects)
+    assert torch.equal(x, like)
+
+
+@pytest.mark.parametrize("call", [lambda x, big: torch.mul(big, 2, out=x), lambda x, big: x.resize_as_(big).copy_(big)])
+@pytest.mark.filterwarnings("ignore:An output with one or more elements was resized")
+def test_a_tensor_that_numpy_does_not_have_can_be_resized(deferral, call):
+    deferral._prepare()
+    x, shared, big = *(deferred(content(), single=True) for _ in range(2)), torch.ones(3, 200, 200)
+    shared.numpy()
+    with deferral.recorder:
+        call(x, big)
+        with pytest.raises(RuntimeError, match="not resizable"):
+            call(shared, big)
+    like = torch.empty(0)
+    call(like, big)
+    assert torch.equal(x, like)
+
+
 def test_what_dynamo_traces_is_not_deferred(monkeypatch, deferral, lazy):
     to_tensor = deferral._in_place_of(functional_of_pillow.to_tensor)
     image = Image.fromarray(pixels(1, 160, 150))

@@ -228,7 +228,7 @@ def leave_by(tensor: torch.Tensor) -> None:
 
 
 def fix(tensor: torch.Tensor) -> None:
-    """Paint a tensor's memory, which is not resized any more, as torch does where NumPy has it, too."""
+    """Paint a tensor's memory, and keep it: torch resizes none that NumPy has."""
     if (memory := any_memory_of(tensor)) is not None:
         paint(memory)
         memory.resizable = False

@@ -717,6 +717,7 @@ def test_a_tensor_stays_in_the_memory_that_numpy_has(deferral, call):
     of = content()
     x, like = deferred(of, single=True), expected(of)[0]
     seen, expects = x.numpy(), like.numpy()
+    assert not is_deferred(x)  # system calls would not find its values
     with deferral.recorder:
         call(x)
     call(like)

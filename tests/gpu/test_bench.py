@@ -45,12 +45,12 @@ def test_busy_share_is_half_when_half_the_time_is_slept_away() -> None:
         for _ in range(count):
             start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
             start.record()
-            sleep_ms(30)
+            sleep_ms(100)  # beside which launches are short, also while others use the GPU
             end.record()
             torch.cuda.synchronize()
             time.sleep(start.elapsed_time(end) / 1e3)
 
-    assert summarize(*profiled(lambda: advance(10), lambda: advance(2))).busy_share == pytest.approx(0.5, abs=0.1)
+    assert summarize(*profiled(lambda: advance(10), lambda: advance(2))).busy_share == pytest.approx(0.5, abs=0.05)
 
 
 def test_copies_are_seen_on_any_stream() -> None:

@@ -209,6 +209,15 @@ def test_sharpness_of_short_sums_is_left_to_torchvision(deferral):
     assert not is_deferred(made)
 
 
+def test_what_dynamo_traces_is_left_to_torchvision(deferral, monkeypatch):
+    of = content()
+    monkeypatch.setattr(torch.compiler, "is_compiling", lambda: True)
+    with deferral:
+        made = CHANGES["rotation"](deferred(of, single=True))
+    assert not is_deferred(made)
+    assert torch.equal(made, CHANGES["rotation"](expected(of)[0]))
+
+
 LEFT = {
     "bilinear": lambda x: functional.rotate(x, 9.0, InterpolationMode.BILINEAR),
     "expanded": lambda x: functional.rotate(x, 9.0, expand=True),

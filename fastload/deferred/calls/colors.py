@@ -181,6 +181,8 @@ def _recording(
 
     @functools.wraps(original)
     def function(*arguments: Any, **rest: Any) -> Any:
+        if torch.compiler.is_compiling():  # the original, in one graph with what is around it
+            return original(*arguments, **rest)
         given = _arguments(original, arguments, rest) if arguments and type(arguments[0]) is torch.Tensor else None
         if (
             given is not None

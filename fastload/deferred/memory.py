@@ -261,7 +261,7 @@ def _is_computed(table: torch.Tensor) -> bool:
     """
     levels = _LEVELS.get(table.dtype)
     with torch._C.DisableTorchFunction():
-        return levels is not None and bytes(view_of(table, READ)) != levels * table.shape[0]
+        return levels is not None and view_of(table, READ) != levels * table.shape[0]
 
 
 def paint(memory: _core.DeferredMemory) -> None:

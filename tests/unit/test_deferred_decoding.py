@@ -262,6 +262,13 @@ def test_a_torchvision_that_decodes_otherwise_is_noticed(library, another):
     assert decoding.pending_of(bytes_of(DATA), 3) is None
 
 
+def test_files_whose_subsampling_torchvision_decodes_otherwise_are_left_to_it(library, monkeypatch):
+    monkeypatch.setattr(library, "subsamplings", frozenset({"4:2:0"}))
+    assert decoding.pending_of(bytes_of(DATA), 3) is not None
+    monkeypatch.setattr(library, "subsamplings", frozenset({*decodes.SUBSAMPLINGS} - {"4:2:0"}))
+    assert decoding.pending_of(bytes_of(DATA), 3) is None
+
+
 @pytest.mark.parametrize("changed", decodes.SUBSAMPLINGS)
 def test_probes_of_each_subsampling_are_compared(library, changed):
     original = decoding._decoded

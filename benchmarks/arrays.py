@@ -2,15 +2,15 @@
 
 The images are random, in torchvision's layout of memory: a loader does the same work for them. ``loaders`` reads whole
 epochs through each loader alone, their start included; ``train`` trains ResNet-18 with CIFAR's stem (bf16 autocast,
-channels_last, SGD) and gives each as a share of the ceiling, which is data that the GPU has already. ``--cores``
-limits the process, and all workers and threads, to so many cores.
+channels_last, SGD) and gives each as a share of the ceiling: batches drawn from tensors that are on the GPU, and
+normalized there, but not augmented. Beside the loaders it trains from such tensors with crops and flips in torch's
+operations, as people write them by hand. ``--cores`` limits the process, and all workers and threads, to so many cores.
 """
 
 from __future__ import annotations
 
 import argparse
 import functools
-import itertools
 import time
 from collections.abc import Iterator
 from typing import Any, cast
@@ -30,15 +30,16 @@ from fastload.measurement.record import Spread, environment, interleave, ratio, 
 from fastload.measurement.throughput import endless
 
 MEAN, STD = (0.4914, 0.4822, 0.4465), (0.2023, 0.1994, 0.2010)
-CEILING, TORCH, FASTLOAD = "ceiling", "torch", "fastload"
+CEILING, BY_HAND, TORCH, FASTLOAD = "ceiling", "by hand", "torch", "fastload"
+SIDE, PADDING = 32, 4
 WARM_STEPS = 20  # in which the libraries choose their kernels
 
 
 def cifar10(images: int) -> Any:
     """Make a CIFAR-10 of random images, with the transforms of most tutorials."""
-    steps = [transforms.RandomCrop(32, padding=4), transforms.RandomHorizontalFlip(), transforms.ToTensor()]
+    steps = [transforms.RandomCrop(SIDE, padding=PADDING), transforms.RandomHorizontalFlip(), transforms.ToTensor()]
     rng = np.random.default_rng(0)
-    pixels = rng.integers(0, 256, (images, 3, 32, 32), dtype=np.uint8).transpose(0, 2, 3, 1)
+    pixels = rng.integers(0, 256, (images, 3, SIDE, SIDE), dtype=np.uint8).transpose(0, 2, 3, 1)
     transform = transforms.Compose([*steps, transforms.Normalize(MEAN, STD)])
     return cifar_of(pixels, rng.integers(0, 10, images).tolist(), transform)
 
@@ -51,6 +52,43 @@ def loaders(images: int, batch_size: int, workers: int, device: torch.device) ->
         TORCH: DataLoader(cifar10(images), **options),
         FASTLOAD: FastLoader(cifar10(images), **options, device=device),
     }
+
+
+class OnDevice:
+    """Endless batches of a CIFAR-10 that is on the device, shuffled in each epoch.
+
+    Args:
+        dataset: Its images and targets are used.
+        batch_size: The last batch of an epoch is left out if it has fewer.
+        device: Where they are.
+        augmented: Whether they are cropped and flipped.
+    """
+
+    def __init__(self, dataset: Any, batch_size: int, device: torch.device, *, augmented: bool) -> None:
+        self._images = torch.from_numpy(dataset.data).to(device)  # (images, 32, 32, 3)
+        self._labels = torch.tensor(dataset.targets, device=device)
+        self._batch_size = batch_size
+        self._augmented = augmented
+        self._mean, self._std = (255 * torch.tensor(values, device=device)[:, None, None] for values in (MEAN, STD))
+        if augmented:
+            self._images = torch.nn.functional.pad(self._images, (0, 0, *2 * (PADDING, PADDING)))
+
+    def __iter__(self) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
+        """Yield ``(images, labels)``; images ``(N, 3, 32, 32)`` in channels_last, float32."""
+        device = self._images.device
+        while True:
+            order = torch.randperm(len(self._images), device=device)
+            for drawn in torch.split(order[: len(order) // self._batch_size * self._batch_size], self._batch_size):
+                images = self._cropped(drawn) if self._augmented else self._images[drawn]
+                yield (images.permute(0, 3, 1, 2).float() - self._mean) / self._std, self._labels[drawn]
+
+    def _cropped(self, drawn: torch.Tensor) -> torch.Tensor:
+        device, count = self._images.device, len(drawn)
+        top, left = torch.randint(2 * PADDING + 1, (2, count, 1), device=device)
+        within = torch.arange(SIDE, device=device)
+        flip = torch.rand(count, 1, device=device) < 0.5
+        rows, columns = top + within, left + torch.where(flip, SIDE - 1 - within, within)
+        return self._images[drawn[:, None, None], rows[:, :, None], columns[:, None, :]]
 
 
 def alone(loader: Any, batches: int) -> float:
@@ -85,7 +123,7 @@ def cifar_stem(model: Any, *, compiled: bool) -> torch.nn.Module:
 def compare_training(
     images: int, batch_size: int, workers: int, device: torch.device, repeats: int, steps: int, *, compiled: bool
 ) -> dict[str, Any]:
-    """Train with each loader in turn, and with one batch that stays on the device."""
+    """Train with each loader in turn, and from images that stay on the device."""
     adapt = functools.partial(cifar_stem, compiled=compiled)
     train, clock = TrainingStep("resnet18", device, channels_last=True, classes=10, wrap=adapt), clock_for(device)
     made = loaders(images, batch_size, workers, device)
@@ -94,8 +132,10 @@ def compare_training(
         images = images.to(device, non_blocking=True, memory_format=torch.channels_last)
         return images, labels.to(device, non_blocking=True)
 
-    resident = move(*next(iter(made[FASTLOAD])))
-    feeds: dict[str, Iterator[Any]] = {CEILING: itertools.repeat(resident)}
+    resident = cifar10(images)
+    feeds: dict[str, Iterator[Any]] = {
+        name: iter(OnDevice(resident, batch_size, device, augmented=name == BY_HAND)) for name in (CEILING, BY_HAND)
+    }
     feeds |= {name: endless(loader) for name, loader in made.items()}
 
     def rate(name: str, count: int) -> float:

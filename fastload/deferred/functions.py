@@ -343,7 +343,8 @@ class Deferral:
             key = original, *calls(), type(self_), *given.items()
             made = None
             is_opaque = isinstance(image, Image.Image) and "transparency" not in image.info
-            if is_opaque and not arguments and rest.get("device") is None and _is_hashable(key):
+            is_plain = not arguments and rest.get("device") is None and not torch.compiler.is_compiling()
+            if is_opaque and is_plain and _is_hashable(key):
                 made = self._made(functools.partial(original, self_, **rest), image, key)
             return original(self_, image, *arguments, **rest) if made is None else made
 

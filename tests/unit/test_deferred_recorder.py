@@ -647,6 +647,9 @@ def test_a_processor_is_asked_where_its_image_or_its_module_is_another(monkeypat
     assert not was_deferred
     assert made[:, 0, 0].tolist() == [255, 255, 255]
     del image.info["transparency"]
+    with monkeypatch.context() as traced:
+        traced.setattr(torch.compiler, "is_compiling", lambda: True)
+        assert not processed()[0]
     monkeypatch.setitem(globals(), "as_array", lambda image: 255 - np.array(image))
     was_deferred, made = processed()
     assert was_deferred
@@ -760,3 +763,88 @@ def test_what_crosses_an_images_edge_is_no_part_of_it(offset, size):
     whole = torch.empty(6 * 48 * 48)
     assert placed(whole.as_strided(size, (48 * 48, 48, 1), 0), of) is not None
     assert placed(whole.as_strided(size, (48 * 48, 48, 1), offset), of) is None
+
+
+CLAMP, SHRINK, TAKE_AWAY = (
+    lambda x: torch.clamp(x, 0, 0.5, out=x),
+    lambda x: x.resize_(3, 5, 7).mul_(2),
+    torch.Tensor.set_,
+)
+
+
+@pytest.mark.parametrize(
+    ("call", "of_storage"),
+    [(CLAMP, True), (CLAMP, False), (SHRINK, True), (SHRINK, False), (TAKE_AWAY, True)],
+)
+def test_what_shares_memory_that_need_not_grow_is_not_left_behind(deferral, call, of_storage):
+    deferral._prepare()
+    of = content()
+    x, like = deferred(of, single=True), expected(of)[0]
+
+    def shared(tensor):
+        if of_storage:
+            return torch.empty(0).set_(tensor.untyped_storage(), 0, (3 * 48 * 48,))
+        return torch.from_dlpack(tensor)
+
+    seen, expects = shared(x), shared(like)
+    with deferral.recorder:
+        call(x)
+    call(like)
+    assert torch.equal(seen, expects)
+    assert torch.equal(x, like)
+
+
+@pytest.mark.filterwarnings("ignore:An output with one or more elements was resized")
+def test_a_call_that_resizes_several_tensors_is_made_once_more(deferral):
+    deferral._prepare()
+    values, rows, big = deferred(content(), single=True), torch.empty(0, dtype=torch.int64), torch.rand(9, 200, 200)
+    sets, expects = values._version, torch.max(big, 0)
+    with deferral.recorder:
+        torch.max(big, 0, out=(values, rows))
+    assert torch.equal(values, expects.values)
+    assert torch.equal(rows, expects.indices)
+    assert values._version == sets + 1
+    assert [function for _, _, function in deferral.recorder.painted_by] == ["max"]
+
+
+@pytest.mark.filterwarnings("ignore:An output with one or more elements was resized")
+def test_what_shares_memory_that_grows_goes_along(deferral):
+    deferral._prepare()
+    of, big = content(), torch.rand(3, 200, 200)
+    like = expected(of)[0]
+    with deferral.recorder:
+        x = deferred(of, single=True)
+        other, row = x.view_as(x), x[0, 0]
+        unnoted = torch.empty(0).set_(torch._C.TensorBase.untyped_storage(x))
+        torch.mul(big, 1, out=unnoted)
+    assert torch.equal(unnoted, big)
+    torch.mul(big, 1, out=like.view_as(like))
+    assert torch.equal(other, like)
+    assert torch.equal(row, like[0, 0])
+    assert other.untyped_storage().data_ptr() == unnoted.untyped_storage().data_ptr()
+
+
+@pytest.mark.filterwarnings("ignore:An output with one or more elements was resized")
+def test_other_errors_of_calls_with_an_output_are_torchs(deferral):
+    deferral._prepare()
+    x = deferred(content(), single=True)
+    place = x.data_ptr()
+    with deferral.recorder, pytest.raises(RuntimeError) as failed:
+        torch.matmul(x, torch.ones(3), out=x)
+    assert x.data_ptr() == place
+    with pytest.raises(RuntimeError) as expects:
+        torch.matmul(expected(content())[0], torch.ones(3), out=torch.empty(3, 48, 48))
+    assert str(failed.value) == str(expects.value)
+    assert failed.traceback[-1].path.name == "test_deferred_recorder.py"
+
+
+def test_a_kept_tensor_that_may_be_resized_is_watched_before_a_samples_first(deferral):
+    kept = deferred(content(), single=True)
+    kept.sum()
+    watching = deferral.recorder
+    watching.is_early = True
+    with watching:
+        torch.empty(3).resize_(4)
+        assert not watching.was_needed_early
+        kept.resize_(2)
+    assert watching.was_needed_early

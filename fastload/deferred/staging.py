@@ -10,6 +10,7 @@ import torch
 from PIL import ImageFile
 
 from fastload import _core
+from fastload.deferred.calls import grids
 from fastload.deferred.content import Content, value_bytes
 from fastload.deferred.decoding import ByTorchvision
 from fastload.deferred.placed import Placed
@@ -107,11 +108,12 @@ class Stager:
 
 
 def _settled(image: Pending | Placed) -> Pending:
-    """Return an image to stage; make one that is placed, as no kernel does.
+    """Return an image to stage; make one that is placed or gathered, as no kernel does.
 
-    A part of pixels that are made is made, too: what is staged of these is the whole.
+    A part of pixels that are made is made, too: what is staged of these is the whole. Where a gathered pixel comes from
+    takes more bytes than the pixel.
     """
-    if isinstance(image, Placed):
+    if isinstance(image, Placed) or any(kind == grids.STEP for kind, _ in image.steps):
         return image.made()
     return image.made() if image.file.is_decoded and not image.is_whole else image
 

@@ -249,6 +249,22 @@ def test_images_that_are_not_staged_are_painted_by_the_worker(runs):
     assert runs.count == before  # there is nothing to decode
 
 
+def test_steps_that_no_kernel_does_are_the_workers(runs):
+    places = np.random.default_rng(0).integers(-1, 40 * 40, (40, 40), dtype=np.int32)
+    kernelless = {
+        "torch_hue": {"value": 0.1},
+        "torch_sharpness": {"value": 0.73},
+        "torch_permute": {"order": (2, 0, 1)},
+        "torch_gather": {"places": _core.PixelPlaces(places), "fill": (3, 2, 1)},
+    }
+    batch = batch_of()
+    odd = [image.changed(*node) for image, node in zip(batch.images, kernelless.items(), strict=False)]
+    whole = replace(batch, images=(*odd, *batch.images[4:]))
+    ours, files = arrived([deferred(whole)])
+    assert files.staged == 4
+    assert same(ours[0], expected(whole))
+
+
 @pytest.mark.parametrize("planar", [True, False])
 def test_borders_are_made_on_the_device(runs, planar):
     borders = [((0, 0, 0, 0), (1, 2, 3)), ((7, 2, 3, 8), (9, 8, 7)), ((0, 0, 10, 10), (255, 0, 3))]

@@ -65,7 +65,7 @@ class OnDevice:
     """
 
     def __init__(self, dataset: Any, batch_size: int, device: torch.device, *, augmented: bool) -> None:
-        self._images = torch.from_numpy(dataset.data).to(device)  # (images, 32, 32, 3)
+        self._images = torch.from_numpy(dataset.data).to(device).contiguous()  # (images, 32, 32, 3)
         self._labels = torch.tensor(dataset.targets, device=device)
         self._batch_size = batch_size
         self._augmented = augmented

@@ -18,7 +18,7 @@ from benchmarks.arrays import MEAN, PADDING, STD, OnDevice, cifar10
 @pytest.mark.parametrize(("what", "reference"), [("loaders", "torch"), ("train", "ceiling")])
 def test_rows_name_each_loader_and_its_share(what, reference, tmp_path):
     file = tmp_path / "arrays.json"
-    size = ["--images", "64", "--batch-sizes", "16", "--repeats", "2", "--steps", "2", "--workers", "1", "--cores", "1"]
+    size = ["--images", "16", "--batch-sizes", "4", "--repeats", "2", "--steps", "2", "--workers", "1", "--cores", "1"]
     before = os.sched_getaffinity(0)
     assert run_benchmark(["arrays", what, *size, "--device", "cpu", "--json", str(file)]) == 0
     assert os.sched_getaffinity(0) == before

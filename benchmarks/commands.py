@@ -95,6 +95,11 @@ QUESTIONS: Final[dict[str, tuple[Option, ...]]] = {
         number("--edges", "long edges in px", Sized(tuple(EDGES), (64, 128)), numbers),
         number("--batches", "images per batch", Sized((16, 64, 256, 1024), (4, 8)), numbers),
     ),
+    "total": (
+        model(Sized("resnet18", TINY)),
+        number("--threads", "threads, or worker processes, such as 4,16", Sized((16,), (2,)), numbers),
+        number("--passes", "passes through the images", Sized(10, 2)),
+    ),
 }
 """Options of each question to peers alone."""
 for _name, _counts in THREADS.items():
@@ -324,6 +329,7 @@ BENCHMARKS: Final[Table] = {
         number("--calls", "calls of next() to time", Sized(200, 10)),
     ),
     "train": _question("train", "training fed by each loader, as a share of the ceiling"),
+    "total": _question("total", "seconds of some passes of training from the beginning, beside peers"),
     "tune": _benchmark(
         "tune",
         "num_workers='auto' beside every fixed number of workers",

@@ -14,6 +14,8 @@ images on the GPU (without one: in host memory); only ``train`` does something w
   channels_last. Times are those of the GPU's clock between the ends of steps; the main thread's is its processor time
   in ``next()``, which the next step waits for. ``--cores`` limits a contender and all that it starts to so many cores,
   with as many threads; ``--threads`` leaves it all cores.
+* ``total``: seconds of a whole training of some passes through the images, from making the loader to the end of the last
+  step: of a program that trains, all but its imports and the search for the model's kernels. Every turn has a new loader.
 * ``memory`` and ``energy``: see the modules of these names.
 
 ``python -m benchmarks peers "loaders --threads 4,16" "train --models resnet50"`` asks several of the same processes, so
@@ -216,6 +218,48 @@ def train(args: argparse.Namespace, setup: Setup) -> Question:
     return Question(name="train", setup=setup, parameters=parameters, measure=points)
 
 
+def whole_training(gathering: Gathering, setup: Setup, model: str, threads: int, passes: int) -> dict[str, Any]:
+    """Train with every contender from the beginning, one model at one number of threads."""
+    team, job = gathering.team, setup.job(gathering.folder, threads)
+    steps = passes * gathering.described["drawn_from"] // setup.batch_size
+    team.open(gathering.present(setup), job)
+    for remote in gathering.present(setup):
+        with attempt(remote), remote.turn():
+            remote.ask("train", model=model, steps=1, warm_steps=WARM_STEPS)
+    team.close_feeds()
+
+    def turn(remote: Remote) -> dict[str, Any]:
+        begin = time.perf_counter()
+        opened = remote.ask("open", **job.record())
+        trained = remote.ask("train", model=model, steps=steps - 1, warm_steps=1)
+        seconds = time.perf_counter() - begin
+        remote.ask("close")
+        return {"total_s": seconds, "first_batch_s": opened["first_batch_s"], "wait_share": trained["wait_share"]}
+
+    answers = take_turns(gathering.present(setup), turn, setup.repeats)
+    figures = ("total_s", "first_batch_s", "wait_share")
+    return {name: {key: spread_of(turns, itemgetter(key)) for key in figures} for name, turns in answers.items()}
+
+
+def total(args: argparse.Namespace, setup: Setup) -> Question:
+    """The question ``total``."""
+    check_model(args.model)
+
+    def points(gathering: Gathering) -> Points:
+        for threads in args.threads:
+            results = whole_training(gathering, setup, args.model, threads, args.passes)
+            for name, result in results.items():
+                seconds, share = result["total_s"], result["wait_share"]["median"]
+                console().print(
+                    f"{args.passes} passes, {threads} threads, {gathering.team.title(name)}: {seconds['median']:.1f} s "
+                    f"({extent(seconds, '.1f')}), GPU waited {share:.0%}"
+                )
+            yield {"threads": threads, "contenders": results}
+
+    parameters = {"model": args.model, "passes": args.passes, "threads": args.threads, "autocast": "bfloat16"}
+    return Question(name="total", setup=setup, parameters=parameters, measure=points)
+
+
 def _limit(gathering: Gathering, cores: int | None) -> None:
     gathering.team.together(gathering.team.present, lambda remote: remote.ask("limit", cores=cores))
 
@@ -247,6 +291,7 @@ QUESTIONS: Final = {
     "firstbatch": by_threads("firstbatch", first_batch, describe_first_batch),
     "cpu": by_threads("cpu", rates, describe_processor),
     "scaling": scaling,
+    "total": total,
     "memory": by_threads("memory", memory.measure, memory.describe),
     "energy": by_threads("energy", energy.measure, energy.describe),
 }

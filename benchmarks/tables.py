@@ -616,6 +616,7 @@ FIGURES: Final[dict[str, tuple[bool, Callable[[float], str]]]] = {
     "share_of_ceiling": (True, "{:.1%}".format),
     "scaling_efficiency": (True, "{:.1%}".format),
     "first_batch_s": (False, "{:.2f} s".format),
+    "total_s": (False, "{:.1f} s".format),
     "processor_ms_per_image": (False, "{:.2f} ms".format),
     "main_thread_us_per_batch": (False, "{:,.0f} µs".format),
     "host_bytes": (False, lambda value: f"{value / 1e6:,.0f} MB"),
@@ -717,6 +718,7 @@ COLUMNS: Final[dict[str, Callable[[dict[str, Any]], list[Column]]]] = {
     "loaders": _loaders,
     "train": _train,
     "firstbatch": _by_threads(("THREADS", "first_batch_s")),
+    "total": _by_threads(("THREADS", "total_s"), ("first batch, THREADS", "first_batch_s")),
     "cpu": _by_threads(
         ("per image, THREADS", "processor_ms_per_image"), ("main thread per batch", "main_thread_us_per_batch")
     ),

@@ -14,8 +14,9 @@ images on the GPU (without one: in host memory); only ``train`` does something w
   channels_last. Times are those of the GPU's clock between the ends of steps; the main thread's is its processor time
   in ``next()``, which the next step waits for. ``--cores`` limits a contender and all that it starts to so many cores,
   with as many threads; ``--threads`` leaves it all cores.
-* ``total``: seconds of a whole training of some passes through the images, from making the loader to the end of the last
-  step: of a program that trains, all but its imports and the search for the model's kernels. Every turn has a new loader.
+* ``total``: seconds of a whole training of some passes through the images, from making the loader to the end of the
+  last step: of a program that trains, all but its imports and the search for the model's kernels. Every turn has a new
+  loader.
 * ``memory`` and ``energy``: see the modules of these names.
 
 ``python -m benchmarks peers "loaders --threads 4,16" "train --models resnet50"`` asks several of the same processes, so

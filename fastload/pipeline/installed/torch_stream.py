@@ -6,6 +6,7 @@ round once), and what a draw that rounds up to the upper bound becomes.
 
 from __future__ import annotations
 
+import contextlib
 import math
 import threading
 from dataclasses import dataclass
@@ -55,7 +56,8 @@ def calibrate_stream() -> StreamCalibration | None:
         The rules for ``_core.DrawPlan.set_uniform_rule``; None if no rule reproduces this torch, and nothing random may
         run natively.
     """
-    with _LOCK, torch.device("cpu"):  # whatever the default device is
+    is_usual = torch.get_default_device() == torch.device("cpu")
+    with _LOCK, contextlib.nullcontext() if is_usual else torch.device("cpu"):  # which makes each call of torch's dearer
         return _calibrate()
 
 

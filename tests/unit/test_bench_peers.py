@@ -136,6 +136,28 @@ def test_what_was_ready_before_training_is_taken_first() -> None:
     assert measured["torch-pinned"]["images_per_s"]["median"] == 10
 
 
+def test_a_whole_training_begins_with_its_loader(monkeypatch) -> None:
+    clock = SimpleNamespace(now=0.0)
+    monkeypatch.setattr(questions, "time", SimpleNamespace(perf_counter=lambda: clock.now))
+    asked: list[tuple[str, int]] = []
+
+    def ask(what: str, *, steps: int = 0, warm_steps: int = 0, model: str = "", **job: object) -> dict[str, float]:
+        asked.append((what, steps + warm_steps))
+        clock.now += {"open": 3.0, "train": steps + warm_steps, "close": 100.0}[what]
+        return {"first_batch_s": 3.0, "wait_share": 0.25}
+
+    remote = SimpleNamespace(name="torch-pinned", failed=None, turn=contextlib.nullcontext, ask=ask)
+    team = SimpleNamespace(open=lambda remotes, job: None, close_feeds=lambda: asked.append(("closed", 0)))
+    described = {"drawn_from": 30}
+    gathering = SimpleNamespace(team=team, folder="", present=lambda setup: [remote], described=described)
+    setup = Setup(batch_size=4, device="cpu", repeats=2)
+    measured = questions.whole_training(gathering, setup, "tiny", threads=2, passes=3)
+    turn = [("open", 0), ("train", 22), ("close", 0)]
+    assert asked == [("train", 1 + questions.WARM_STEPS), ("closed", 0), *turn, *turn]
+    assert measured["torch-pinned"]["total_s"]["values"] == [25, 25]
+    assert measured["torch-pinned"]["wait_share"]["median"] == 0.25
+
+
 # A turn is the row's time over eight, or as many steps as there are threads. The probes end after 8.4 s.
 @pytest.mark.parametrize(
     ("row_s", "most", "fast", "rounds"),

@@ -56,8 +56,8 @@ def calibrate_stream() -> StreamCalibration | None:
         The rules for ``_core.DrawPlan.set_uniform_rule``; None if no rule reproduces this torch, and nothing random may
         run natively.
     """
-    is_usual = torch.get_default_device() == torch.device("cpu")
-    with _LOCK, contextlib.nullcontext() if is_usual else torch.device("cpu"):  # which makes each call of torch's dearer
+    is_usual = torch.get_default_device() == torch.device("cpu")  # else each call of torch's is dearer
+    with _LOCK, contextlib.nullcontext() if is_usual else torch.device("cpu"):
         return _calibrate()
 
 

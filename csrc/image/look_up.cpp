@@ -11,20 +11,25 @@ namespace {
 
 constexpr std::size_t kLargePage = std::size_t{2} << 20;
 
-template <typename Value, int channels>
-void look_up_as(const LookUpJob& job) {
-  const auto* table = static_cast<const Value*>(job.table);
+template <typename Value, int channels, bool planar>
+void look_up_in(const LookUpJob& job) {
+  const auto* const table = static_cast<const Value*>(job.table);
+  const std::size_t pixels = job.pixels;  // not read again after each value, which might lie there
+  const std::ptrdiff_t stride = job.stride;
   const std::uint8_t* levels = job.levels;
   auto* out = static_cast<Value*>(job.out);
-  for (std::size_t image = 0; image < job.images; ++image) {
-    for (std::size_t i = 0; i < job.pixels; ++i, levels += job.stride) {
-      for (int channel = 0; channel < channels; ++channel) {
-        const auto place = static_cast<std::size_t>(channel);
-        out[job.planar ? place * job.pixels + i : i * channels + place] = table[256 * place + levels[channel]];
+  for (std::size_t image = 0; image < job.images; ++image, out += pixels * channels) {
+    for (std::size_t i = 0; i < pixels; ++i, levels += stride) {
+      for (std::size_t channel = 0; channel < channels; ++channel) {
+        out[planar ? channel * pixels + i : i * channels + channel] = table[256 * channel + levels[channel]];
       }
     }
-    out += job.pixels * channels;
   }
+}
+
+template <typename Value, int channels>
+void look_up_as(const LookUpJob& job) {
+  return job.planar ? look_up_in<Value, channels, true>(job) : look_up_in<Value, channels, false>(job);
 }
 
 template <typename Value>

@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "codecs/codecs.h"
+#include "image/color/color.h"
 #include "image/steps.h"
 
 namespace fastload {
@@ -271,6 +272,11 @@ const std::uint8_t* packed_pixels(const Input& input) {
   std::uint8_t* out = packed.data();
   for (std::uint32_t y = 0; y < input.height; ++y) {
     const std::uint8_t* from = input.data + row * static_cast<std::ptrdiff_t>(y);
+    if (pixel == 1) {  // as of CIFAR
+      from_planes(from, channel, input.width, out);
+      out += std::size_t{3} * input.width;
+      continue;
+    }
     for (std::uint32_t x = 0; x < input.width; ++x, from += pixel, out += 3) {
       out[0] = from[0];
       out[1] = from[channel];

@@ -465,6 +465,17 @@ def test_the_core_refuses_indices_beyond_the_array():
     pool.close()
 
 
+@pytest.mark.parametrize("gap", [0, 5])
+@pytest.mark.parametrize(("height", "width"), [(1, 1), (5, 7), (33, 31), (3, 96)])
+def test_channels_that_are_planes_are_joined_to_pixels(level, height, width, gap):
+    planes = np.random.default_rng(0).integers(0, 256, (4, 3, height, width + gap), np.uint8)[..., :width]
+    out, pool = np.zeros((2, height, width, 3), np.uint8), _core.Pool(1)
+    job = pool.submit(planes.transpose(0, 2, 3, 1), out, plan=_core.DrawPlan(), indices=np.array([3, 1]))
+    assert job.wait(30.0) == "done"
+    pool.close()
+    assert np.array_equal(out, planes[[3, 1]].transpose(0, 2, 3, 1))
+
+
 @pytest.mark.parametrize("numbers", [[], [3, -1, 0], (2**63 - 1, -(2**63))])
 def test_ints_are_written_to_an_array(numbers):
     out = np.empty(len(numbers), np.int64)

@@ -88,6 +88,10 @@ void to_planes(const std::uint8_t* pixels, std::size_t count, std::uint8_t* out)
   kernels().to_planes(pixels, count, out);
 }
 
+void from_planes(const std::uint8_t* red, std::ptrdiff_t channel, std::size_t count, std::uint8_t* pixels) {
+  kernels().from_planes(red, channel, count, pixels);
+}
+
 void apply_table(const LevelTable& table, Image image) { kernels().apply_table(table, joined(image)); }
 
 void adjust_brightness(Image image, double factor) { blend_with_level(0, factor, image); }

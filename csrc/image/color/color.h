@@ -19,6 +19,9 @@ void apply_table(const LevelTable& table, Image image);  // in place
 // Writes `count` pixels as three planes, one behind the other.
 void to_planes(const std::uint8_t* pixels, std::size_t count, std::uint8_t* out);
 
+// Writes `count` pixels of three planes, each `channel` bytes behind the one before.
+void from_planes(const std::uint8_t* red, std::ptrdiff_t channel, std::size_t count, std::uint8_t* pixels);
+
 // ImageEnhance.Brightness(image).enhance(factor); torchvision's adjust_brightness. In place, as are all below.
 void adjust_brightness(Image image, double factor);
 // ImageEnhance.Contrast: blends with the rounded mean of the grey image.

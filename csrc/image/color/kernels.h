@@ -40,6 +40,7 @@ struct ColorKernels {
   void (*permute)(const ChannelOrder& order, Image image);
   Bounds (*bounds)(ConstImage image);  // of each channel; `image` has at least one pixel
   void (*to_planes)(const std::uint8_t* pixels, std::size_t count, std::uint8_t* out);
+  void (*from_planes)(const std::uint8_t* red, std::ptrdiff_t channel, std::size_t count, std::uint8_t* pixels);
 };
 
 extern const ColorKernels kPortableColor;

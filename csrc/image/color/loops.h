@@ -403,6 +403,24 @@ FASTLOAD_TARGET void to_planes(const std::uint8_t* pixels, std::size_t count, st
   }
 }
 
+FASTLOAD_TARGET void from_planes(const std::uint8_t* red, std::ptrdiff_t channel, std::size_t count,
+                                 std::uint8_t* pixels) {
+  const std::uint8_t *const green = red + channel, *const blue = green + channel;
+  Planes planes;
+  std::size_t i = 0;
+  for (; i + kBlock <= count; i += kBlock) {
+    std::memcpy(planes.red, red + i, kBlock);
+    std::memcpy(planes.green, green + i, kBlock);
+    std::memcpy(planes.blue, blue + i, kBlock);
+    merge(planes, pixels + 3 * i);
+  }
+  for (; i < count; ++i) {
+    pixels[3 * i] = red[i];
+    pixels[3 * i + 1] = green[i];
+    pixels[3 * i + 2] = blue[i];
+  }
+}
+
 constexpr ColorKernels kLoops = {apply_table,
                                  blend_with_gray,
                                  blend_with_smooth<true>,
@@ -417,7 +435,8 @@ constexpr ColorKernels kLoops = {apply_table,
                                  torch_hue,
                                  permute,
                                  bounds,
-                                 to_planes};
+                                 to_planes,
+                                 from_planes};
 
 }  // namespace
 }  // namespace fastload

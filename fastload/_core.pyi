@@ -146,13 +146,7 @@ def guard_is_ours() -> bool: ...
 # named), unless that is NotImplemented, if a deferred tensor may be among the arguments, or the function is `watched`
 # or one of Python's.
 def torch_function(
-    mode: Any,
-    passed: frozenset[Any],
-    watched: frozenset[Any],
-    plain: frozenset[Any],
-    tensor: type,
-    data_ptr: Any,
-    resized: type,
+    mode: Any, passed: frozenset[Any], watched: frozenset[Any], plain: frozenset[Any], tensor: type, data_ptr: Any
 ) -> Any: ...
 
 # Prepares the images of a batch's tensors for a GPU, in 1-D uint8 memory as Staging; those of tensor i begin at byte

@@ -405,12 +405,11 @@ constexpr int kMostDepth = 4;
 
 // Of the process; never freed.
 struct Known {
-  PyObject* passed = nullptr;       // a set of functions that read no pixels
-  PyObject* watched = nullptr;      // a set of functions that are recorded whatever they get
-  PyObject* plain = nullptr;        // a set of types whose values have no tensors
-  PyObject* tensor = nullptr;       // torch.Tensor
-  PyObject* data_ptr = nullptr;     // its method
-  PyTypeObject* resized = nullptr;  // what record() returns of a call that may resize tensors
+  PyObject* passed = nullptr;    // a set of functions that read no pixels
+  PyObject* watched = nullptr;   // a set of functions that are recorded whatever they get
+  PyObject* plain = nullptr;     // a set of types whose values have no tensors
+  PyObject* tensor = nullptr;    // torch.Tensor
+  PyObject* data_ptr = nullptr;  // its method
 };
 Known known;
 
@@ -460,22 +459,6 @@ Found look_at_all(PyObject* function, PyObject* arguments, PyObject* named) {
   return found;
 }
 
-// Whether a call that raised is to be made again: its tensors could not be resized before, and can be now.
-bool may_try_again(nb::handle resized) {
-  PyObject *type = nullptr, *error = nullptr, *trace = nullptr;
-  PyErr_Fetch(&type, &error, &trace);
-  PyErr_NormalizeException(&type, &error, &trace);
-  const nb::object again = nb::steal(PyObject_CallMethod(resized.ptr(), "move", "O", error));
-  if (again.is_valid() && !again.is(Py_True)) {
-    PyErr_Restore(type, error, trace);
-    return false;
-  }
-  Py_DECREF(type);
-  Py_XDECREF(error);
-  Py_XDECREF(trace);
-  return again.is_valid();
-}
-
 // (function, types, arguments, named arguments)
 PyObject* torch_function(PyObject* mode, PyObject* const* given, Py_ssize_t count) {
   if (count < 3 || count > 4 || !PyTuple_CheckExact(given[2]) ||
@@ -486,33 +469,23 @@ PyObject* torch_function(PyObject* mode, PyObject* const* given, Py_ssize_t coun
   PyObject* named = count == 4 ? given[3] : nullptr;
   const Found found = look_at_all(given[0], given[2], named);
   if (found == Found::error) return nullptr;
-  nb::object recorded = nb::none();
   if (found == Found::something) {
-    recorded = nb::steal(
-        PyObject_CallMethod(mode, "record", "OOOO", given[0], given[1], given[2], named == nullptr ? Py_None : named));
-    if (!recorded.is_valid()) return nullptr;
-    const bool is_to_be_called = recorded.is(Py_NotImplemented) || Py_TYPE(recorded.ptr()) == known.resized;
-    if (!is_to_be_called) return recorded.release().ptr();
+    PyObject* result =
+        PyObject_CallMethod(mode, "record", "OOOO", given[0], given[1], given[2], named == nullptr ? Py_None : named);
+    if (result != Py_NotImplemented) return result;
+    Py_DECREF(result);
   }
-  if (named == Py_None) named = nullptr;
-  if (Py_TYPE(recorded.ptr()) != known.resized) return PyObject_Call(given[0], given[2], named);
-  const nb::object function = nb::steal(PyObject_GetAttrString(recorded.ptr(), "function"));
-  if (!function.is_valid()) return nullptr;
-  PyObject* made = PyObject_Call(function.ptr(), given[2], named);
-  if (made != nullptr || !may_try_again(recorded)) return made;
-  return PyObject_Call(function.ptr(), given[2], named);
+  return PyObject_Call(given[0], given[2], named == Py_None ? nullptr : named);
 }
 
 PyMethodDef definition = {"__torch_function__",
                           reinterpret_cast<PyCFunction>(reinterpret_cast<void (*)()>(torch_function)), METH_FASTCALL,
-                          "Calls a function, after record() if a deferred tensor may be among its arguments; once more "
-                          "if it raised as a tensor could not be resized."};
+                          "Calls a function, after record() if a deferred tensor may be among its arguments."};
 
 nb::object bound_to(nb::handle mode, const nb::frozenset& passed, const nb::frozenset& watched,
-                    const nb::frozenset& plain, nb::handle tensor, nb::handle data_ptr,
-                    const nb::type_object& resized) {
-  known = {passed.inc_ref().ptr(), watched.inc_ref().ptr(),  plain.inc_ref().ptr(),
-           tensor.inc_ref().ptr(), data_ptr.inc_ref().ptr(), reinterpret_cast<PyTypeObject*>(resized.inc_ref().ptr())};
+                    const nb::frozenset& plain, nb::handle tensor, nb::handle data_ptr) {
+  known = {passed.inc_ref().ptr(), watched.inc_ref().ptr(), plain.inc_ref().ptr(), tensor.inc_ref().ptr(),
+           data_ptr.inc_ref().ptr()};
   return nb::steal(PyCFunction_NewEx(&definition, mode.ptr(), nullptr));
 }
 
@@ -559,8 +532,7 @@ void bind_deferred(nb::module_& m) {
       "decoder"_a = std::vector<std::string>{});
   m.def("guard_is_ours", &handles_faults);
   m.def("stage_programs", &stage, "tensors"_a, "first"_a, "memory"_a.noconvert(), "most_bytes"_a);
-  m.def("torch_function", &bound_to, "mode"_a, "passed"_a, "watched"_a, "plain"_a, "tensor"_a, "data_ptr"_a,
-        "resized"_a);
+  m.def("torch_function", &bound_to, "mode"_a, "passed"_a, "watched"_a, "plain"_a, "tensor"_a, "data_ptr"_a);
 }
 
 }  // namespace fastload

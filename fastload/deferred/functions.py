@@ -82,7 +82,8 @@ _POINTERS: Final = (
     (torch._C, "_to_dlpack"),
     (torch.utils.dlpack, "to_dlpack"),
 )
-"""What gives a pointer to a tensor's memory, which then may be given to the kernel. It reads no unpainted memory."""
+"""What gives a pointer to a tensor's memory, which then may be given to the kernel. It reads no unpainted memory, and
+expects the tensor to stay where it is."""
 
 
 _HANDLERS: Final = (
@@ -215,7 +216,7 @@ class Deferral:
         for home, function, new in colors.functions(self.recorder, self._is_on):
             replace(home, function, new)
         for holder, function in _POINTERS:
-            replace(holder, function, _before(getattr(holder, function), _paint))
+            replace(holder, function, _before(getattr(holder, function), memory.hold))
         replace(torch.Tensor, "numpy", _before(torch.Tensor.numpy, memory.fix))
         replace(torch.utils, "swap_tensors", _before(torch.utils.swap_tensors, memory.forget))
         replace(torch.Tensor, "_typed_storage", _storage_of(torch.Tensor._typed_storage, self._is_on))
@@ -491,11 +492,6 @@ def _is_hashable(value: Any) -> bool:
     except TypeError:
         return False
     return True
-
-
-def _paint(tensor: torch.Tensor) -> None:
-    if (found := memory.memory_of(tensor)) is not None:
-        memory.paint(found)
 
 
 def _storage_of(original: Any, here: Callable[[], bool]) -> Any:

@@ -20,7 +20,7 @@ from fastload.deferred.geometry import part_of, placed
 from fastload.nvtx.stages import stage
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Sequence
 
     from fastload.deferred.content import Rearranged
 
@@ -78,6 +78,7 @@ def tensor_of(
     memory.tensors = [weakref.ref(made)]
     memory.whole = 0, made.shape, made.stride()
     memory.resizable, memory.is_shared = resizable, False
+    memory.is_held = False  # whether something else may know its address
     memory.batch = 0  # that it was sent in
     return made
 
@@ -223,36 +224,25 @@ def leave(memory: _core.DeferredMemory) -> torch.UntypedStorage | None:
     return storage
 
 
-class Resized:
-    """A call that may resize tensors.
+def leave_by(tensor: torch.Tensor) -> None:
+    """Move a tensor, and those that share its memory, as :func:`leave` does; paint what is held."""
+    if (memory := any_memory_of(tensor)) is None:
+        return
+    if memory.is_held:
+        paint(memory)
+        return
+    memory.tensors.append(weakref.ref(tensor))
+    leave(memory)
 
-    Torch lets only memory of its own grow. Theirs is moved there if it has to, and not before: what else shares it
-    might be left behind.
 
-    Attributes:
-        function: Is called.
-        tensors: Those of them whose memory is not torch's, after that memory.
+def hold(tensor: torch.Tensor) -> None:
+    """Paint a tensor's memory, and let it stay where it is: something else gets its address.
 
-    Args:
-        tensors: Those that may be resized.
+    A call that would have to move it fails where torch would leave that behind, or free what it points to.
     """
-
-    def __init__(self, function: Any, tensors: Iterable[torch.Tensor]) -> None:
-        self.function = function
-        self.tensors = [(memory, tensor) for tensor in tensors if (memory := any_memory_of(tensor)) is not None]
-
-    def move(self, error: BaseException) -> bool:
-        """Move the memory, if the call has raised because it was too small.
-
-        Returns:
-            Whether the call is to be made again.
-        """
-        if not isinstance(error, RuntimeError) or "storage that is not resizable" not in str(error):
-            return False
-        for memory, tensor in self.tensors:  # which has its new size already
-            memory.tensors.append(weakref.ref(tensor))
-        moved = [leave(memory) for memory, _ in self.tensors]
-        return any(storage is not None for storage in moved)
+    if (memory := any_memory_of(tensor)) is not None:
+        paint(memory)
+        memory.is_held = True
 
 
 def fix(tensor: torch.Tensor) -> None:

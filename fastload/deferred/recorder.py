@@ -72,8 +72,7 @@ class CallRecorder(TorchFunctionMode):
         self.painted_by: Counter[tuple[str, int, str]] = Counter()
         self.is_off = self.is_early = self.was_needed_early = False
         self._compared: Counter[Any] = Counter()
-        sets = _PASSED, _RESIZES.union(_MAKERS), _PLAIN
-        known = (*sets, torch.Tensor, torch._C.TensorBase.data_ptr, deferred_memory.Resized)
+        known = _PASSED, _RESIZES.union(_MAKERS), _PLAIN, torch.Tensor, torch._C.TensorBase.data_ptr
         self.__torch_function__ = _core.torch_function(self, *known)  # type: ignore[method-assign]
 
     def __enter__(self) -> CallRecorder:
@@ -95,13 +94,13 @@ class CallRecorder(TorchFunctionMode):
         """Record or prepare a call that may have deferred tensors. Takes what ``__torch_function__`` does.
 
         Returns:
-            Its result. If it is to be made, which is left to the caller as traces name its line, ``NotImplemented`` or
-            a :class:`~fastload.deferred.memory.Resized`.
+            Its result; ``NotImplemented`` if it is to be made, which is left to the caller: traces name its line.
         """
         kwargs = kwargs or {}
         called, func = func, _as_called(func)
         if func in _RESIZES or "out" in kwargs:
-            return self._resized(func, args, kwargs)
+            for tensor in _tensors((args[:1] if func in _RESIZES else (), kwargs.get("out")), 0):
+                deferred_memory.leave_by(tensor)
         if func in _MAKERS and is_plain_context():
             made = _MAKERS[func](self, func, args, kwargs)
             if made is not UNKNOWN:
@@ -116,14 +115,6 @@ class CallRecorder(TorchFunctionMode):
                     return result
             self.paint(func, args, kwargs)
         return NotImplemented if func is called else func(*args, **kwargs)
-
-    def _resized(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Prepare a call that may resize its first argument or those that it names ``out``."""
-        if _are_deferred(args) or _are_deferred(kwargs.values()):
-            self.paint(func, args, kwargs)
-        call = deferred_memory.Resized(func, _tensors((args[:1] if func in _RESIZES else (), kwargs.get("out")), 0))
-        self.was_needed_early |= self.is_early and bool(call.tensors)
-        return call
 
     def paint(self, func: Any, args: Any, kwargs: dict[str, Any]) -> None:
         """Paint a call's deferred tensors, and note the line of the user's code."""

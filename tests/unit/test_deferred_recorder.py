@@ -16,6 +16,8 @@ from deferred_images import SIDE, calibrated, deferred, expected, fill_of, of_le
 from photos import jpeg, pixels
 from PIL import Image
 from torch.nn.functional import interpolate, pad
+from torch.utils.data import default_collate
+from torch.utils.data._utils import worker
 from torchvision.transforms import _functional_tensor
 from torchvision.transforms import functional as functional_of_pillow
 from torchvision.transforms.v2 import functional
@@ -795,16 +797,13 @@ def test_what_shares_memory_that_need_not_grow_is_not_left_behind(deferral, call
 
 
 @pytest.mark.filterwarnings("ignore:An output with one or more elements was resized")
-def test_a_call_that_resizes_several_tensors_is_made_once_more(deferral):
+def test_a_tensor_whose_address_is_known_elsewhere_cannot_grow(deferral):
     deferral._prepare()
-    values, rows, big = deferred(content(), single=True), torch.empty(0, dtype=torch.int64), torch.rand(9, 200, 200)
-    sets, expects = values._version, torch.max(big, 0)
-    with deferral.recorder:
-        torch.max(big, 0, out=(values, rows))
-    assert torch.equal(values, expects.values)
-    assert torch.equal(rows, expects.indices)
-    assert values._version == sets + 1
-    assert [function for _, _, function in deferral.recorder.painted_by] == ["max"]
+    x, big = deferred(content(), single=True), torch.ones(3, 200, 200)
+    seen = torch.from_dlpack(x)
+    with deferral.recorder, pytest.raises(RuntimeError, match="not resizable"):
+        torch.mul(big, 2, out=x.view_as(x))
+    assert torch.equal(seen, expected(content())[0])
 
 
 @pytest.mark.filterwarnings("ignore:An output with one or more elements was resized")
@@ -815,36 +814,22 @@ def test_what_shares_memory_that_grows_goes_along(deferral):
     with deferral.recorder:
         x = deferred(of, single=True)
         other, row = x.view_as(x), x[0, 0]
-        unnoted = torch.empty(0).set_(torch._C.TensorBase.untyped_storage(x))
-        torch.mul(big, 1, out=unnoted)
-    assert torch.equal(unnoted, big)
+        torch.mul(big, 1, out=x)
+    assert torch.equal(x, big)
     torch.mul(big, 1, out=like.view_as(like))
     assert torch.equal(other, like)
     assert torch.equal(row, like[0, 0])
-    assert other.untyped_storage().data_ptr() == unnoted.untyped_storage().data_ptr()
 
 
-@pytest.mark.filterwarnings("ignore:An output with one or more elements was resized")
-def test_other_errors_of_calls_with_an_output_are_torchs(deferral):
+def test_torchs_collate_makes_a_deferred_batch_that_is_shared(deferral, monkeypatch):
     deferral._prepare()
-    x = deferred(content(), single=True)
-    place = x.data_ptr()
-    with deferral.recorder, pytest.raises(RuntimeError) as failed:
-        torch.matmul(x, torch.ones(3), out=x)
-    assert x.data_ptr() == place
-    with pytest.raises(RuntimeError) as expects:
-        torch.matmul(expected(content())[0], torch.ones(3), out=torch.empty(3, 48, 48))
-    assert str(failed.value) == str(expects.value)
-    assert failed.traceback[-1].path.name == "test_deferred_recorder.py"
-
-
-def test_a_kept_tensor_that_may_be_resized_is_watched_before_a_samples_first(deferral):
-    kept = deferred(content(), single=True)
-    kept.sum()
-    watching = deferral.recorder
-    watching.is_early = True
-    with watching:
-        torch.empty(3).resize_(4)
-        assert not watching.was_needed_early
-        kept.resize_(2)
-    assert watching.was_needed_early
+    monkeypatch.setattr(worker, "_worker_info", worker.WorkerInfo(id=0, num_workers=1, seed=0, dataset=None))
+    of_all = table()
+    contents = [Content((pending(DATA, SIZE, seed),), of_all, True) for seed in range(3)]
+    samples = [deferred(each, single=True) for each in contents]
+    with deferral:
+        made = default_collate(samples)
+    assert all(map(is_deferred, [made, *samples]))
+    assert (made.is_shared(), made._version) == (True, 3)
+    assert not deferral.recorder.painted_by
+    assert torch.equal(made, torch.cat([expected(each) for each in contents]))

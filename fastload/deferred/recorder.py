@@ -272,7 +272,7 @@ def _is_deferred_subclass(tensor: torch.Tensor) -> bool:
 def _tensors(value: Any, depth: int) -> Iterator[torch.Tensor]:
     if isinstance(value, torch.Tensor):
         yield value
-    elif type(value) in _CONTAINERS and depth <= _DEPTH_MAX:
+    elif (type(value) in _CONTAINERS or isinstance(value, tuple)) and depth <= _DEPTH_MAX:  # torch.return_types, too
         for each in value.values() if isinstance(value, dict) else value:
             yield from _tensors(each, depth + 1)
 

@@ -797,6 +797,18 @@ def test_what_shares_memory_that_need_not_grow_is_not_left_behind(deferral, call
 
 
 @pytest.mark.filterwarnings("ignore:An output with one or more elements was resized")
+def test_named_outputs_can_be_resized(deferral):
+    deferral._prepare()
+    big = torch.rand(3, 200, 200)
+    values, places = deferred(content(), single=True), torch.empty(0, dtype=torch.int64)
+    with deferral.recorder:
+        torch.sort(big, 0, out=torch.return_types.sort((values, places)))
+    expects = torch.sort(big, 0)
+    assert torch.equal(values, expects.values)
+    assert torch.equal(places, expects.indices)
+
+
+@pytest.mark.filterwarnings("ignore:An output with one or more elements was resized")
 def test_a_tensor_whose_address_is_known_elsewhere_cannot_grow(deferral):
     deferral._prepare()
     x, big = deferred(content(), single=True), torch.ones(3, 200, 200)

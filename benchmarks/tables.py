@@ -277,6 +277,22 @@ def epochs(record: dict[str, Any]) -> str:
     return f"{table(header, rows)}\n\n{said}. Median ± the farthest epoch."
 
 
+def arrays(record: dict[str, Any]) -> str:
+    """CIFAR-10's loop: what each loader gives, and its share of the reference."""
+    reference = "ceiling" if record["benchmark"] == "arrays-train" else "torch"
+    rows = []
+    for point in record["points"]:
+        for name, of in point["contenders"].items():
+            rate, share = of["images_per_s"], of[f"of_{reference}"]
+            shown = GAP if name == reference else with_farthest(share, ".2f", "×")
+            rows.append([f"{point['batch_size']}", name, with_farthest(rate, ",.0f", ""), shown])
+    sizes = record["parameters"]
+    said = f"Turns of {sizes['steps']} steps" if "train" in sizes["what"] else "Turns of an epoch"
+    ended = _cut_off(record, "batch sizes")
+    header = ["batch", "images from", "images/s", f"times {reference}"]
+    return f"{table(header, rows, texts=2)}\n\n{said}, {sizes['workers']} threads or workers.{ended}"
+
+
 def verdicts(record: dict[str, Any]) -> str:
     """What the verdict named of what was planted, by the steps of a run."""
     lengths: dict[str, list[str]] = {"30": [], "60": [], "300 or 360": []}
@@ -919,7 +935,7 @@ TABLES: Final[dict[str, Callable[[dict[str, Any]], str]]] = {
     },
     **{
         made.__name__: made
-        for made in (objectstore, cluster, own, gpudecode, overhead, epochs, share, beside, verdicts, minutes)
+        for made in (objectstore, cluster, own, gpudecode, overhead, epochs, arrays, share, beside, verdicts, minutes)
     },
 }
 """What stands between markers on a page, by the table's name, beside those of :data:`COLUMNS`."""

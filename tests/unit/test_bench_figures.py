@@ -229,6 +229,18 @@ def test_what_fits_has_the_gains_of_the_programs_that_run_there(results):
     assert "other arrays, text, audio | torch's workers, into pinned slots | 1 |" in fit
 
 
+def test_arrays_are_shown_beside_their_reference():
+    rows = {"ceiling": (100, 1), "fastload": (90, 0.9)}
+    contenders = {
+        name: {"images_per_s": spread(rate), "of_ceiling": spread(share)} for name, (rate, share) in rows.items()
+    }
+    record = {"benchmark": "arrays-train", "points": [{"batch_size": 8, "contenders": contenders}], "complete": False}
+    record["parameters"] = {"what": "train", "steps": 6, "workers": 2}
+    lines = tables.shown("arrays", record).splitlines()
+    assert lines[2:4] == ["| 8 | ceiling | 100 ± 10 | – |", "| 8 | fastload | 90 ± 9 | 0.90 ± 0.09× |"]
+    assert lines[-1].startswith("Turns of 6 steps, 2 threads or workers. The run ended early")
+
+
 def test_a_quick_run_is_no_result(results):
     record = peers("loaders", "images_per_s", {"torch": 1, "fastload": 2}, threads=4)
     record["parameters"]["quick"] = True

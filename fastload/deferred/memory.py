@@ -241,7 +241,8 @@ def hold(tensor: torch.Tensor) -> None:
     A call that would have to move it fails where torch would leave that behind, or free what it points to.
     """
     if (memory := any_memory_of(tensor)) is not None:
-        paint(memory)
+        if not memory.painted:
+            paint(memory)
         memory.is_held = True
 
 

@@ -225,7 +225,10 @@ def leave(memory: _core.DeferredMemory) -> torch.UntypedStorage | None:
 
 
 def leave_by(tensor: torch.Tensor) -> None:
-    """Move a tensor, and those that share its memory, as :func:`leave` does; paint what is held."""
+    """Move a tensor, and those that share its memory, unless that is held.
+
+    See :func:`leave`. What is held is painted.
+    """
     if (memory := any_memory_of(tensor)) is None:
         return
     if memory.is_held:
@@ -236,9 +239,9 @@ def leave_by(tensor: torch.Tensor) -> None:
 
 
 def hold(tensor: torch.Tensor) -> None:
-    """Paint a tensor's memory, and let it stay where it is: something else gets its address.
+    """Paint a tensor's memory, and let it stay where it is.
 
-    A call that would have to move it fails where torch would leave that behind, or free what it points to.
+    Something else gets its address. A call that would have to move it fails.
     """
     if (memory := any_memory_of(tensor)) is not None:
         if not memory.painted:

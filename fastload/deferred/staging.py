@@ -108,10 +108,10 @@ class Stager:
 
 
 def _settled(image: Pending | Placed) -> Pending:
-    """Return an image to stage; make one that is placed or gathered, as no kernel does.
+    """Return an image to stage; make one that no kernel makes.
 
-    A part of pixels that are made is made, too: what is staged of these is the whole. Where a gathered pixel comes from
-    takes more bytes than the pixel.
+    That is one that is placed, or gathered: where a pixel comes from takes more bytes than the pixel. A part of pixels
+    that are made is made, too: what is staged of these is the whole.
     """
     if isinstance(image, Placed) or any(kind == grids.STEP for kind, _ in image.steps):
         return image.made()

@@ -102,6 +102,6 @@ COMMANDS: Final[Table] = {
 IN_CHECKOUT: Final = (
     *("all", "arrays", "cluster", "cpu", "decode", "energy", "epochs", "figures", "firstbatch", "gpudecode", "insight"),
     *("loaders", "memory", "multigpu", "objectstore", "onecore", "peers", "recipes", "scaling", "slots", "sources"),
-    *("overhead", "own", "programs", "state", "step", "train", "tune", "verdicts"),
+    *("overhead", "own", "programs", "state", "step", "total", "train", "tune", "verdicts"),
 )
 """Benchmarks of ``python -m benchmarks``: they compare with peers, or measure the project itself."""

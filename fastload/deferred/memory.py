@@ -224,24 +224,31 @@ def leave(memory: _core.DeferredMemory) -> torch.UntypedStorage | None:
     return storage
 
 
-def leave_by(tensor: torch.Tensor) -> None:
-    """Move a tensor, and those that share its memory, unless that is held.
+def leave_by(tensor: torch.Tensor, values: int | None = None) -> None:
+    """Move a tensor, and those that share its memory, if it may have to grow.
 
-    See :func:`leave`. What is held is painted.
+    See :func:`leave`.
+
+    Args:
+        tensor: May be resized.
+        values: How many it is to have; ``None`` if unknown, and then what is held stays.
     """
     if (memory := any_memory_of(tensor)) is None:
         return
-    if memory.is_held:
-        paint(memory)
-        return
-    memory.tensors.append(weakref.ref(tensor))
-    leave(memory)
+    if values is None:
+        may_grow = not memory.is_held
+    else:
+        with torch._C.DisableTorchFunction():
+            may_grow = bool((tensor.storage_offset() + values) * tensor.element_size() > memory.program.nbytes)
+    if may_grow:
+        memory.tensors.append(weakref.ref(tensor))
+        leave(memory)
 
 
 def hold(tensor: torch.Tensor) -> None:
     """Paint a tensor's memory, and let it stay where it is.
 
-    Something else gets its address. A call that would have to move it fails.
+    Something else gets its address. A call with ``out`` that needs more memory fails.
     """
     if (memory := any_memory_of(tensor)) is not None:
         if not memory.painted:

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import contextlib
 import linecache
+import math
 import sys
 import traceback
 import warnings
@@ -99,8 +100,9 @@ class CallRecorder(TorchFunctionMode):
         kwargs = kwargs or {}
         called, func = func, _as_called(func)
         if func in _RESIZES or "out" in kwargs:
+            values = _resized_to(func, args, kwargs)
             for tensor in _tensors((args[:1] if func in _RESIZES else (), kwargs.get("out")), 0):
-                deferred_memory.leave_by(tensor)
+                deferred_memory.leave_by(tensor, values)
         if func in _MAKERS and is_plain_context():
             made = _MAKERS[func](self, func, args, kwargs)
             if made is not UNKNOWN:
@@ -267,6 +269,16 @@ def _are_deferred(values: Iterable[Any], depth: int = 0) -> bool:
 def _is_deferred_subclass(tensor: torch.Tensor) -> bool:
     with torch._C.DisableTorchFunctionSubclass():
         return is_plain(tensor) and deferred_memory.is_deferred(tensor)
+
+
+def _resized_to(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> int | None:
+    """How many values a call gives its first argument; ``None`` if unknown."""
+    if func is _T.resize_as_ and len(args) == 2 and isinstance(args[1], torch.Tensor):
+        return args[1].numel()
+    size = args[1] if len(args) == 2 and isinstance(args[1], list | tuple) else args[1:]
+    if func is _T.resize_ and size and not set(kwargs) - {"memory_format"} and all(type(each) is int for each in size):
+        return math.prod(size)
+    return None
 
 
 def _tensors(value: Any, depth: int) -> Iterator[torch.Tensor]:

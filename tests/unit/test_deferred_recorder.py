@@ -796,6 +796,37 @@ def test_what_shares_memory_that_need_not_grow_is_not_left_behind(deferral, call
     assert torch.equal(x, like)
 
 
+VALUES = 3 * 48 * 48
+GROWN = {
+    "by one": lambda x: x.resize_(VALUES + 1),
+    "a size": lambda x: x.resize_((3, 90, 90)),
+    "as another": lambda x: x.resize_as_(torch.ones(VALUES + 1)),
+    "a view": lambda x: x[1].resize_(VALUES - 48 * 48 + 1),
+}
+
+
+@pytest.mark.parametrize("name", GROWN)
+def test_a_pointer_keeps_no_tensor_from_being_resized(deferral, name):
+    deferral._prepare()
+    x, like = deferred(content(), single=True), expected(content())[0]
+    x.data_ptr()
+    with deferral.recorder:
+        row = x[0, 0]
+        made = GROWN[name](x)
+    expects = GROWN[name](like)
+    assert made.shape == expects.shape
+    assert torch.equal(made.flatten()[:2304], expects.flatten()[:2304])
+    assert torch.equal(row, like.flatten()[:48])
+
+
+def test_what_is_resized_has_its_values(deferral):
+    deferral._prepare()
+    x = deferred(content(), single=True)
+    with deferral.recorder:
+        x.resize_(3, 5, 7)
+    assert not is_deferred(x)
+
+
 @pytest.mark.filterwarnings("ignore:An output with one or more elements was resized")
 def test_named_outputs_can_be_resized(deferral):
     deferral._prepare()

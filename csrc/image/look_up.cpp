@@ -14,7 +14,7 @@ constexpr std::size_t kLargePage = std::size_t{2} << 20;
 template <typename Value, int channels, bool planar>
 void look_up_in(const LookUpJob& job) {
   const auto* const table = static_cast<const Value*>(job.table);
-  const std::size_t pixels = job.pixels;  // not read again after each value, which might lie there
+  const std::size_t pixels = job.pixels;  // copies: a byte that is written might be the job's, to a compiler
   const std::ptrdiff_t stride = job.stride;
   const std::uint8_t* levels = job.levels;
   auto* out = static_cast<Value*>(job.out);
